@@ -90,7 +90,7 @@ Kind = TypeVar("Kind", bound="Config")
 
 
 def of_kind(kind: type[Kind], section: "Config") -> Kind:
-    """Return ``section``, typed as the kind that its reader was chosen for.
+    """Return ``section``, typed as the kind for which its reader was chosen.
 
     Raises:
         TypeError: The section has a different kind.
@@ -103,7 +103,7 @@ def of_kind(kind: type[Kind], section: "Config") -> Kind:
 class Config(BaseModel):
     """Base class of all sections.
 
-    An unknown key is an error, a value never changes, every field has a docstring.
+    An unknown key is an error, values never change, and every field has a docstring.
     """
 
     model_config = ConfigDict(
@@ -111,7 +111,7 @@ class Config(BaseModel):
     )
 
     def find_clashes(self) -> Iterator[Clash]:
-        """Yield keys of this section that cannot work together; not rules over several sections."""
+        """Yield clashes between keys of this section, but no clashes with other sections."""
         yield from ()
 
 

@@ -1,10 +1,10 @@
 """Objects passed to a run by value: a reward, an agent, an environment, a sampler, a loss.
 
-A recipe names such an object ``offbeat.by_value:NAME-DIGEST``. The name records in the run
-directory which code the run began with, and another function has a different name. This process
-sends the bytes to its children over their sockets, and to the Ray actors of the run. It writes them
-to no file. Bytes and digest are computed when the object is passed: later changes by the program
-have no effect.
+A recipe names such an object ``offbeat.by_value:NAME-DIGEST``. So the run directory records which
+code the run began with, because a different function has a different name. This process sends the
+bytes to its children over their sockets, and to the Ray actors of the run. It writes them to no
+file. Bytes and digest are computed when the object is passed: later changes by the program have no
+effect.
 """
 
 import sys

@@ -241,7 +241,7 @@ def _a_filter_lets_something_through(config: RunConfig) -> Iterator[Clash]:
 
 
 def algorithm_clashes(config: RunConfig) -> Iterator[Clash]:
-    """Yield a teacher that the trainer cannot hold, and too small or too few groups."""
+    """Yield a teacher that the trainer cannot hold, and groups that are too small or too few."""
     teacher, backend = config.algorithm.loss.teacher_path, config.trainer.backend
     if teacher is not None and backend not in CORE_BACKENDS:
         yield Clash(

@@ -18,10 +18,10 @@ class PromptFile:
     """The prompt file that an environment reads."""
 
     missing: str
-    """Name of the missing thing if there is no file, after "has no"."""
+    """Name of the missing thing if there is no file. A message puts it after "has no"."""
 
     rows: str
-    """The file and its rows, after "Set data.path to a"."""
+    """Description of the file and its rows. A message puts it after "Set data.path to a"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class EnvironmentTraits:
     """Keys of the section that it reads and most environments refuse."""
 
     held_out: str = ""
-    """In words, the prompts of evaluations without a file. Empty: the training prompts."""
+    """Description of the prompts of evaluations without a file. Empty: the training prompts."""
 
     listed_after: str = ""
     """Name of the environment that precedes this one in lists of all names. Empty: this one is

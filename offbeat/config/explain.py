@@ -73,7 +73,7 @@ def explain(key: str = "") -> str:
 
 
 def _spell(key: str) -> str:
-    """Return a key with underscores for its dashes, but with the name of a plug-in as it is."""
+    """Return a key with its dashes turned into underscores, except in the name of a plug-in."""
     if schema.known(key) is not None:
         return key  # a dash in it belongs to a name that a recipe chose
     section, _, below = key.partition(".")

@@ -14,8 +14,8 @@ class Grader:
     package: str = ""  # third-party package that it imports; empty: only offbeat's dependencies
     extra: str = ""  # extra of offbeat that installs the package
     answer_key: str = ""
-    """Key of a prompt's row with the answer to compare with, unless the option of this name sets
-    another key. Empty if rows need no answer.
+    """Key of a prompt's row with the answer to compare with, unless the option of this name sets a
+    different key. Empty if rows need no answer.
     """
 
 

@@ -48,8 +48,8 @@ def format_overrides(settings: Mapping[str, Any]) -> list[str]:
     unique, as in ``learning_rate``. A callable object is passed by value.
 
     Raises:
-        ConfigError: A name fits several keys, a key has two values, or a value is of no kind that a
-            recipe has.
+        ConfigError: A name fits several keys, a key has two values, or a value has a type that no
+            recipe can have.
     """
     key_of = {name: find_key(name) for name in settings}
     given = dict[str, tuple[str, object]]()

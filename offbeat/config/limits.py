@@ -1,4 +1,4 @@
-"""Numbers that follow from a config and that several rooms must agree on."""
+"""Numbers that follow from a config and on which several packages must agree."""
 
 import math
 from dataclasses import dataclass
@@ -26,15 +26,16 @@ _REWARD_BYTES: Final = 4
 _OFFSET_BYTES: Final = 8
 _BRANCH_BYTES: Final = 4  # branch_samples: int32
 _WHOLE_BRANCHES: Final = 4
-"""Default room of a sample, in branches as long as the model's context. A sample may have more but
-shorter branches, and the buffer must hold the largest groups of a step.
+"""Default token limit of a sample, as a number of branches that fill the model's context. A sample
+may have more branches that are shorter. The buffer must hold the largest groups of a step.
 """
 
 
 def max_outstanding_groups(config: RunConfig) -> int:
     """Return the maximum number of admitted prompt groups that are not yet trained.
 
-    For a custom sampler this is a guess from the staleness bound: it may have a different reach.
+    For a custom sampler this is a guess from its staleness bound, because the sampler may admit a
+    different number.
     """
     sampler, ahead = config.sampler, config.sampler.max_staleness
     if isinstance(sampler, InOrderConfig) and sampler.max_lookahead is not None:

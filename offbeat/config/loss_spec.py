@@ -1,4 +1,4 @@
-"""The loss of a step as the trainer receives it: the recipe's keys, and what sampling decides."""
+"""The loss of a step as the trainer receives it: the recipe's keys, and values set by sampling."""
 
 from dataclasses import dataclass, field
 

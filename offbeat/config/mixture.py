@@ -3,7 +3,7 @@
 Code for one environment reads a *view*: the config of a run with only that environment. So the code
 need not know whether other environments exist.
 
-Computes one short name of everything a group's tokens depend on besides the weights.
+Also computes one short name for everything, except the weights, that a group's tokens depend on.
 """
 
 import hashlib

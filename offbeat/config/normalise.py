@@ -154,7 +154,7 @@ def _of_preset(root: Section) -> Mapping[str, Any]:
 
 
 def _against_preset(section: Section, absent: str, root: Section) -> Problem:
-    """Report a loss without a key that the preset sets."""
+    """Report a loss that lacks a key that the preset sets."""
     chosen, preset = section.children["name"], cast("Leaf", root.find("algorithm.preset"))
     message = (
         f"{_LOSS}.name={chosen.plain()} has no `{absent}`, which "

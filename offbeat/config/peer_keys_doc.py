@@ -17,14 +17,14 @@ _HEAD: Final = """\
 
 Generated from `offbeat/config/peer_tables.py` by `python -m offbeat.config.peer_keys_doc`; do not edit.
 
-`offbeat check` names these for each key of your file, `offbeat config explain KEY` for one. A flag such as
-`--rollout-batch-size` is written with underscores. Differences in meaning: [coming from another
-library](coming-from.md#what-differs).
+`offbeat check` names the matching keys for your whole file, and `offbeat config explain KEY` for one key. Here a flag
+such as `--rollout-batch-size` is written with underscores. [Coming from another library](coming-from.md#what-differs)
+lists differences in meaning.
 """
 _NOTES: Final = """
 ## Keys with a different meaning, or without a counterpart
 
-Prefixes are left out.
+Keys are listed without their prefixes.
 
 """
 

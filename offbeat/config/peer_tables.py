@@ -741,12 +741,14 @@ PEER_KEYS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
 }
 """Recipe keys by library and by its key. Prefixes of a key may be left out."""
 
-_EVALUATION: Final = "No key here: an evaluation samples as training does, by `generator.sampling`."
+_EVALUATION: Final = "No key here: an evaluation samples like training, with `generator.sampling`."
 _RESUME: Final = (
     "No key here: `offbeat train --resume RUN`, or `offbeat.resume(RUN)`, resumes a run."
 )
 _ENGINES: Final = "No key here: a run starts the engines."
-_BOTH_WEIGHTS: Final = "No key here: engines and trainer hold their weights at the same time."
+_BOTH_WEIGHTS: Final = (
+    "No key here: engines and trainer both keep their weights in memory all the time."
+)
 _WEIGHTS: Final = "No key here: weights stay on the device of their rank."
 _OPTIMIZER: Final = "No key here: the optimizer is AdamW, section `trainer.optimizer`."
 _TOKENIZER: Final = "No key here: the tokenizer is the one in `model.path`."
@@ -764,11 +766,11 @@ _TOO_LONG: Final = "No key here: `offbeat check` names rows that are too long; r
 _SHARDED: Final = "No key here: the torch backend shards weights and optimizer over `trainer.data_parallel` ranks."
 _UPLOAD: Final = "No key here: `checkpoints/step_N` of the run directory is a model to upload."
 _NODES: Final = "No key here: Ray places `generator.engines` and the ranks of `trainer.data_parallel` on its nodes."
-_OPTIMIZER_STEPS: Final = "TRL counts optimizer steps. Here a step trains one batch of rollouts, with `algorithm.minibatches` times `algorithm.epochs` optimizer steps: divide by that number."
-_RATIO: Final = "Multiply it by `steps` to get their number."
+_OPTIMIZER_STEPS: Final = "TRL counts optimizer steps. Here a step trains one batch of rollouts, with `algorithm.minibatches` times `algorithm.epochs` optimizer steps. So divide TRL's number by that product."
+_RATIO: Final = "Multiply it by `steps` to get the number of warm-up steps."
 _PACKED: Final = "Not needed: microbatches are always packed."
 _ALWAYS: Final = "Not needed: engines always sample while the trainer trains."
-_COLOCATED: Final = "Its `true` corresponds to `generator.share_weights` with `runtime=local`, one copy of the weights; on Ray engines and trainer run at once, and fractions in `generator.gpus` and `trainer.gpus` share a device."
+_COLOCATED: Final = "Its `true` corresponds to `generator.share_weights` with `runtime=local`: engine and trainer then use one copy of the weights. On Ray, engines and trainer run at the same time. Fractions in `generator.gpus` and `trainer.gpus` let them share a device."
 _PROMPT: Final = (
     "Add the longest response to get `generator.max_model_len`, which covers prompt and response."
 )
@@ -778,20 +780,20 @@ _OFFLOADED: Final = "No key here: the optimizer stays on the device of its rank.
 _SCALED: Final = "No key here: scale the value in your reward function."
 _OF_TRAINER: Final = "No key here: the trainer's ranks also compute the reference."
 _REWARD_MODEL: Final = "No key here: let your reward function call the reward model."
-_TRACKER: Final = "A plug-in of the kind `tracker` provides it: docs/doors.md."
+_TRACKER: Final = "No key here: a plug-in of the kind `tracker` can add it (docs/doors.md)."
 
 NOTES: Final[dict[str, str]] = {
     "actor_num_nodes": _NODES,
     "adv_estimator": "Its `grpo` and `rloo` correspond to `algorithm.advantage=grpo` and `rloo`, its `reinforce_plus_plus_baseline` to `algorithm.preset=reinforce_pp_baseline`; `gae` has no key here, because there is no critic.",
     "apply_chat_template": "Not needed: rows with `messages` get the model's chat template.",
-    "apply_chat_template_kwargs": "It is a field of a row here, next to `messages`.",
-    "args": "It has no argument here: write each setting as an argument, or as a key of the recipe.",
+    "apply_chat_template_kwargs": "Here it is a field of each row, next to `messages`.",
+    "args": "No argument here: pass each setting as a separate argument, or write it as a key of the recipe.",
     "async_grpo.enabled": _ALWAYS,
-    "async_training.require_batches": "Multiply it by `ppo_mini_batch_size` to get `groups_per_step`; the value itself is `algorithm.minibatches`.",
-    "async_training.staleness_threshold": "It is a share of stale samples. With `trigger_parameter_sync_step` as `sync.interval`, write `sync.interval - 1 + staleness_threshold * sync.interval`, rounded up: 0.5 at an interval of 4 is `sampler.max_staleness=5`.",
+    "async_training.require_batches": "Multiply it by `ppo_mini_batch_size` to get `groups_per_step`; the value itself corresponds to `algorithm.minibatches`.",
+    "async_training.staleness_threshold": "It is the permitted share of stale samples. Set `sync.interval` to `trigger_parameter_sync_step`. Then set `sampler.max_staleness` to `sync.interval - 1 + staleness_threshold * sync.interval`, rounded up: a threshold of 0.5 with an interval of 4 gives 5.",
     "calculate_log_probs": "Not needed: engines always return log-probabilities.",
     "callbacks": "No key here: `run.metrics()` reads a live run, and `metrics.jsonl` has each step.",
-    "chat_template_kwargs": "It is a field of a row here, next to `messages`.",
+    "chat_template_kwargs": "Here it is a field of each row, next to `messages`.",
     "checkpointing.enabled": "Its `false` corresponds to `checkpoint.interval=0`.",
     "checkpointing.metric_name": _NEWEST,
     "clean": "No key here: each run needs its own `run_dir`.",
@@ -809,14 +811,14 @@ NOTES: Final[dict[str, str]] = {
     "data.prompt_key": "If the column holds chat messages, set `data.columns={messages: prompt}`. There and in `eval.columns`, list every other column that the reward reads.",
     "data.reward_fn_key": "Not needed: a reward gets the whole row.",
     "data.truncation": _TOO_LONG,
-    "data.val_files": "`eval.prompts` says how many of its rows are scored, 64 by default.",
+    "data.val_files": "`eval.prompts` sets how many of its rows are scored (by default 64).",
     "dataloader.num_workers": _ROWS,
     "dataloader_num_workers": _ROWS,
     "deepspeed": _SHARDED,
     "disable_dropout": "Not needed: models are always trained without dropout.",
     "disable_grpo_std_normalization": "Its `true` corresponds to `algorithm.advantage=grpo_no_std`.",
     "disable_tqdm": "No key here: pass `quiet=True` to `offbeat.train`.",
-    "do_sample": "No key here: tokens are always sampled, as `generator.sampling` says.",
+    "do_sample": "No key here: tokens are always sampled, with the settings in `generator.sampling`.",
     "dry_run": "`offbeat dry-run RECIPE` runs a recipe on stubs.",
     "dtensor_cfg.cpu_offload": _WEIGHTS,
     "dump_data_batch": _SAMPLES,
@@ -846,15 +848,15 @@ NOTES: Final[dict[str, str]] = {
     "free_cache_engine": _BOTH_WEIGHTS,
     "fsdp": _SHARDED,
     "fsdp_config.cpu_offload": _WEIGHTS,
-    "fsdp_config.model_dtype": "Its default `fp32` is the dtype of master weights, and passes are in bfloat16: that is `model.dtype=bfloat16`, which keeps float32 masters. With `float32`, passes and engines are in float32, too.",
+    "fsdp_config.model_dtype": "Its default `fp32` is the dtype of master weights, while passes are in bfloat16. This corresponds to `model.dtype=bfloat16`, which also keeps float32 master weights. With `model.dtype=float32`, passes and engines use float32, too.",
     "fsdp_cpu_offload": _WEIGHTS,
     "fully_async.enabled": _ALWAYS,
     "gamma": _CRITIC,
-    "gconfig.greedy": "No key here: tokens are always sampled, as `generator.sampling` says.",
+    "gconfig.greedy": "No key here: tokens are always sampled, with the settings in `generator.sampling`.",
     "generation_batch_size": "Divide it by num_generations to get `groups_per_step`.",
     "generation_kwargs": "Its keys are in the section `generator.sampling` here.",
     "generator.batched": _ALWAYS,
-    "global_batch_size": "It counts samples: divide `rollout_batch_size` times `n_samples_per_prompt` by it to get `algorithm.minibatches`.",
+    "global_batch_size": "It counts samples: `rollout_batch_size` times `n_samples_per_prompt`, divided by it, gives `algorithm.minibatches`.",
     "gradient_accumulation_steps": "Not needed: a step of `groups_per_step` groups is cut into microbatches of `trainer.max_tokens_per_microbatch`.",
     "hub_model_id": _UPLOAD,
     "hybrid_engine": _COLOCATED,
@@ -917,16 +919,16 @@ NOTES: Final[dict[str, str]] = {
     "over_sampling_batch_size": "Divide it by rollout_batch_size to get `sampler.over_sampling_ratio`, with `sampler.name=windowed`.",
     "overwrite_output_dir": "No key here: each run needs its own `run_dir`.",
     "param_offload": _WEIGHTS,
-    "peft_config.target_modules": "Leave it out for `all-linear`: that adapts every linear module but the output head.",
+    "peft_config.target_modules": "For `all-linear`, leave `trainer.lora.target_modules` out: by default, every linear module except the output head is adapted.",
     "per_device_eval_batch_size": _AT_ONCE,
-    "per_device_train_batch_size": "Multiply it by devices and gradient_accumulation_steps and divide by num_generations to get `groups_per_step`.",
+    "per_device_train_batch_size": "Multiply it by the number of devices and by gradient_accumulation_steps, and divide by num_generations to get `groups_per_step`.",
     "placement.colocate_all": _COLOCATED,
     "placement.colocate_policy_ref": _OF_TRAINER,
     "placement.ref_num_gpus_per_node": _OF_TRAINER,
     "policy_mini_batch_size": "It counts prompts: divide `trainer.train_batch_size` by it to get `algorithm.minibatches`.",
     "policy_num_nodes": _NODES,
     "policy.draft": "No key here: engines do not draft tokens.",
-    "ppo_mini_batch_size": "It counts prompts: divide `data.train_batch_size` by it to get `algorithm.minibatches`, so 64 and 32 give `algorithm.minibatches=2`.",
+    "ppo_mini_batch_size": "It counts prompts: divide `data.train_batch_size` by it to get `algorithm.minibatches`, so a batch of 64 and a mini-batch of 32 give `algorithm.minibatches=2`.",
     "processing_class": _TOKENIZER,
     "prompt_file": _INSTRUCTIONS,
     "prompt_max_len": _PROMPT,
@@ -941,8 +943,8 @@ NOTES: Final[dict[str, str]] = {
     "ref_update_interval": _REFERENCE,
     "remove_microbatch_padding": _PACKED,
     "remove_unused_columns": "Not needed: a reward gets the whole row.",
-    "renderer.name": "It is `environment.renderer={name: ...}`, with `environment.name=agent` or `verifiers`.",
-    "repetition_penalty": "No key here: probabilities are computed at `generator.sampling.temperature`.",
+    "renderer.name": "It corresponds to `environment.renderer={name: ...}`, with `environment.name=agent` or `verifiers`.",
+    "repetition_penalty": "No key here: only `generator.sampling.temperature` changes the probabilities of tokens.",
     "resume": _RESUME,
     "resume.dir": _RESUME,
     "resume.step": _RESUME,
@@ -978,15 +980,15 @@ NOTES: Final[dict[str, str]] = {
     "tokenizer": _TOKENIZER,
     "tokenizer.name": _TOKENIZER,
     "tokenizer_path": _TOKENIZER,
-    "tools": "No key here: write an agent that calls them, as docs/your-agent.md says.",
+    "tools": "No key here: write an agent that calls the tools (docs/your-agent.md).",
     "top_entropy_quantile": "No key here: every token counts. A custom loss can weight tokens by their entropy.",
-    "total_epochs": "A run also needs `steps`: rows times epochs, divided by `groups_per_step`.",
+    "total_epochs": "A run also needs `steps`: the number of rows times epochs, divided by `groups_per_step`.",
     "train.source.name": "It names an environment of the package verifiers: `environment.name=verifiers`.",
     "train_dataset.max_length": _PROMPT,
     "train_dataset.num_workers": _ROWS,
     "train_dataset.pin_memory": _ROWS,
-    "train_global_batch_size": "It counts samples: divide prompts per step times generations per prompt by it to get `algorithm.minibatches`.",
-    "trainer.logger": "The console shows each run; `wandb.mode=online` and `tensorboard.enabled=true` turn on the others, and `wandb.mode=disabled` turns W&B off.",
+    "train_global_batch_size": "It counts samples: prompts per step times generations per prompt, divided by it, give `algorithm.minibatches`.",
+    "trainer.logger": "The console always shows a run. `wandb.mode=online` and `tensorboard.enabled=true` turn on the other loggers; `wandb.mode=disabled` turns W&B off.",
     "ulysses_sequence_parallel_size": "It needs `trainer.backend=megatron`: the torch backend has no counterpart.",
     "update_ref_every_epoch": _REFERENCE,
     "use_adaptive_entropy": _CONSTANT_ENTROPY,
@@ -1014,7 +1016,7 @@ NOTES: Final[dict[str, str]] = {
     "vllm_cfg.async_engine": _ALWAYS,
     "vllm_enable_sleep_mode": _BOTH_WEIGHTS,
     "vllm_group_port": _ENGINES,
-    "vllm_mode": "Its `colocate` corresponds to `generator.share_weights` with `runtime=local`, one copy of the weights; on Ray engines and trainer run at once, and fractions in `generator.gpus` and `trainer.gpus` share a device.",
+    "vllm_mode": "Its `colocate` corresponds to `generator.share_weights` with `runtime=local`: engine and trainer then use one copy of the weights. On Ray, engines and trainer run at the same time. Fractions in `generator.gpus` and `trainer.gpus` let them share a device.",
     "vllm_server_base_url": _ENGINES,
     "vllm_server_host": _ENGINES,
     "vllm_server_port": _ENGINES,

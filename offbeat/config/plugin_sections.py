@@ -71,7 +71,7 @@ def sync_plugin_clashes(config: RunConfig) -> Iterator[Clash]:
 
 
 def delta_clashes(config: RunConfig) -> Iterator[Clash]:
-    """Yield releases that have no delta."""
+    """Yield settings with which releases can have no delta."""
     if config.sync.delta and not any(sync_plugin_clashes(config)):
         plugin = cast("_DeltaPlugin", find_only("release_form"))
         yield from plugin.find_clashes(config)

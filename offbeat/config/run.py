@@ -38,9 +38,10 @@ class TransferQueueConfig(Config):
     """Storage of finished groups that wait to be trained."""
 
     spool: Literal["ready", "keep", "off"] = "ready"
-    """ready: also write finished groups to `RUN/spool`, so that they survive a lost controller; a
-    trained group is removed. keep: remove none, for `offbeat retrain`; this needs 13 bytes per
-    response token. off: keep them only in memory."""
+    """Whether finished groups are also written to `RUN/spool`. ready: write them, so that they
+    survive the loss of the controller, and remove each group after it was trained. keep: write them
+    and remove none, for `offbeat retrain`; this needs 13 bytes per response token. off: keep groups
+    only in memory."""
 
 
 class CheckpointConfig(Config):

@@ -21,7 +21,7 @@ _CAMEL: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
 
 def of_recipe(values: Mapping[str, Any]) -> set[str]:
-    """Return as text the values of a recipe with a key that names a secret."""
+    """Return, as text, the values of a recipe whose keys name a secret."""
     return {
         str(value)
         for key, value in _leaves(values)

@@ -42,7 +42,7 @@ class CallForm:
     """Advice for a function of a different form."""
 
     source: str = "add it to its options"
-    """Where the function finds a value that it needs as a further argument."""
+    """Advice on where the function finds a value that it expects as a further argument."""
 
     result: str = ""
     """Result of a call. A class is then refused, because calling it returns an instance. Empty: a
@@ -275,7 +275,7 @@ def load_target(
 
     Raises:
         TargetNotFound: For any failure, including errors of the module itself, and for an object of
-            another form.
+            a different form.
     """
     found = _load(target, working_dir)
     if not callable(found):

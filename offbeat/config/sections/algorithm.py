@@ -28,17 +28,19 @@ class AlgorithmConfig(Config):
     a recipe that extends this one, names a different preset, the section is reset."""
 
     advantage: AdvantageName | AdvantageTarget = "grpo"
-    """How a sample's reward is compared with its group. grpo: divide by the group's standard
-    deviation. grpo_no_std, dr_grpo, rloo: do not divide. grpo_loo: divide by the deviation of the
-    other samples (NeMo-RL). pass_at_k: reward the best of several tries. `module:function`: your
-    function of a group's rewards, importable from the working directory."""
+    """How a sample's reward is compared with its group. grpo: difference from the mean, divided by
+    the group's standard deviation. grpo_no_std, dr_grpo: only the difference. rloo: difference from
+    the mean of the other samples. grpo_loo: as rloo, divided by the other samples' standard
+    deviation (NeMo-RL). pass_at_k: reward the best of several tries. `module:function`: your
+    function, which gets a group's rewards, importable from the working directory."""
 
     pass_k: Annotated[int, Field(ge=1)] = 2
     """With `advantage=pass_at_k`: number of tries. Only the best one counts."""
 
     minibatches: Annotated[int, Field(ge=1)] = 1
-    """Parts into which a step's groups are split. Each part gets an optimizer step; later parts are
-    off-policy, within the clip range. Engines get only the last weights."""
+    """Parts into which a step's groups are split. Each part gets an optimizer step, so later parts
+    are slightly off-policy, within the clip range. Engines receive only the weights after the last
+    part."""
 
     epochs: Annotated[int, Field(ge=1)] = 1
     """Number of times that a step trains on each of its groups. 1 to 4 are usual."""

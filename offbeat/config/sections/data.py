@@ -26,7 +26,7 @@ class DataConfig(Config):
 
     allow_splits: bool = False
     """Allow a directory (here or in `eval`) with files named after test or validation splits.
-    Otherwise the run ends before its first step."""
+    Without this, such a directory ends the run before its first step."""
 
     epochs: Annotated[int, Field(ge=1)] | None = None
     """Passes over the rows before the run ends. null: only `steps` ends it."""

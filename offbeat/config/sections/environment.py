@@ -160,8 +160,8 @@ class EnvironmentConfig(Config):
 
     rewards: dict[SectionName, RewardConfig] = {}
     """With `environment.name=function`: several named functions, instead of `target`. The reward is
-    their weighted sum; `rewards/NAME` is the mean of each. Each function has separate processes,
-    with the limits in this section."""
+    their weighted sum, and the metric `rewards/NAME` is the mean of function NAME. Each function
+    runs in separate processes, under the limits in this section."""
 
     options: Options = {}
     """Keyword arguments of the environment, fixed for a run and its resumes. A custom environment
@@ -177,7 +177,8 @@ class EnvironmentConfig(Config):
 
     reward_workers: Annotated[int, Field(ge=1)] = 1
     """Killable child processes per environment worker. Each needs a core, and memory for its
-    imports. With name=agent, each runs `episodes_per_child` episodes; with name=verifiers, one."""
+    imports. With `environment.name=agent`, each process runs `episodes_per_child` episodes at once;
+    with `verifiers`, one episode."""
 
     episodes_per_child: Annotated[int, Field(ge=1)] | None = None
     """With `environment.name=agent`: episodes that share a child process and event loop. null: 64
@@ -185,15 +186,17 @@ class EnvironmentConfig(Config):
     interrupts and repeats all of them."""
 
     episode_deadline_s: Annotated[float, Field(gt=0)] | None = None
-    """name=agent or verifiers: seconds for one episode, with its model calls. A late episode is
-    ended and its sample has failed (`rollout.on_failed_sample`); the others of its group continue.
-    Must be below `rollout.deadline_s`. null: only that limit."""
+    """With `environment.name=agent` or `verifiers`: seconds for one episode, including its model
+    calls. A late episode is stopped and its sample fails (`rollout.on_failed_sample`), but the
+    other samples of its group continue. Must be below `rollout.deadline_s`. null: only
+    `rollout.deadline_s` limits an episode."""
 
     renderer: Options = {}
-    """With `environment.name=agent` or `verifiers`: renderer from the package renderers for a model
-    family's messages, reasoning and tool calls, such as `{name: qwen3}`. It also continues turns
-    that a template rewrites (`thinking_retention: all`). If empty, the chat template is used.
-    verifiers instead picks a renderer by model name, which fails for local directories."""
+    """With `environment.name=agent` or `verifiers`: settings of a renderer from the package
+    `renderers`, such as `{name: qwen3}`. A renderer writes the messages, reasoning and tool calls
+    of a model family. With `thinking_retention: all`, it also continues turns that a chat template
+    would rewrite. If this is empty, agents use the chat template. verifiers picks a renderer by the
+    model's name, which fails for a local directory."""
 
     reward_concurrency: Annotated[int, Field(ge=1)] = 64
     """Concurrent calls to an async reward, per reward process."""
@@ -203,16 +206,16 @@ class EnvironmentConfig(Config):
     Waits grow, within `reward_deadline_s`."""
 
     reward_retry_on: tuple[str, ...] = ()
-    """Names of error classes, or of their bases, that let an async reward be retried, such as
-    ClientError."""
+    """Names of error classes after which an async reward is retried, such as ClientError. The name
+    of a base class also covers its subclasses."""
 
     reward_calls_per_s: Annotated[float, Field(gt=0)] | None = None
     """Maximum calls per second of an async reward, including retries, over the whole run. null: no
     limit. Set it to the limit of the judge's provider."""
 
     reward_memory_mib: Annotated[int, Field(ge=64)] | None = None
-    """Address space limit of a reward process, in MiB. null: 2048, or none for `command`, because
-    some programs reserve far more than they use: Node.js 20 needs 12288."""
+    """Address space limit of a reward process, in MiB. null: 2048, or no limit with `command`,
+    because some programs reserve far more than they use: Node.js 20 needs 12288."""
 
     variables: tuple[str, ...] = ()
     """With `environment.name=agent` or `verifiers`: environment variables to inherit, in addition
@@ -220,7 +223,7 @@ class EnvironmentConfig(Config):
 
     max_turns: Annotated[int, Field(ge=1)] = 1
     """Maximum model calls per episode. An episode is cut off at this limit. Not for agents: your
-    loop counts its calls."""
+    agent decides how often it calls the model."""
 
     workers: Annotated[int, Field(ge=1)] = 1
     """Environment worker actors. Each runs many episodes, so one is enough until its core is

@@ -30,15 +30,15 @@ class EvalConfig(Config):
     """Scoring prompts at one weight version: held-out ones with ``path`` or ``sets``."""
 
     interval: Annotated[int, Field(ge=0)] = 0
-    """Steps between two evaluations. 0: none. Each evaluation occupies an engine that training then
-    lacks."""
+    """Steps between two evaluations. 0: none. An evaluation occupies one engine, which training
+    cannot use meanwhile."""
 
     at_start: bool = False
     """Also score the initial weights before the first step."""
 
     path: RecipePath | None = None
-    """Held-out prompts, as in `data.path`, relative to the recipe. null: the first `prompts` of
-    training, each once."""
+    """Held-out prompts, as in `data.path`, relative to the recipe. null: the first `eval.prompts`
+    prompts of training, each once."""
 
     columns: dict[str, str] = {}
     """Column for each key of a row, as in `data.columns`."""

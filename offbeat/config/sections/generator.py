@@ -14,22 +14,24 @@ from offbeat.messages.generation import LEAST_TEMPERATURE
 
 
 class SamplingConfig(Config):
-    """Settings by which tokens are drawn."""
+    """Settings of token sampling."""
 
     temperature: Annotated[float, Field(ge=LEAST_TEMPERATURE)] = 1.0
     """Divisor of the logits. The loss uses the same value."""
 
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Draw only the most probable tokens, up to this total probability. Logprobs refer to the full
-    distribution, so below 1 the samples differ from the policy that the loss assumes."""
+    """Draw only from the most probable tokens, up to this total probability. Logprobs refer to the
+    full distribution. So with a value below 1, samples do not come from the policy that the loss
+    assumes."""
 
     top_k: Annotated[int, Field(ge=0)] = 0
-    """Draw only this many most probable tokens, and ties with the last one. 0: all tokens. Logprobs
-    refer to the full distribution, with the same effect as for `top_p`."""
+    """Draw only from this many most probable tokens, and from tokens as probable as the last of
+    them. 0: all tokens. Logprobs refer to the full distribution, with the same effect as for
+    `top_p`."""
 
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Draw only tokens with at least this fraction of the top token's probability. Logprobs refer
-    to the full distribution, as for `top_p`. `min_p` is applied first, then `top_k`, then
+    """Draw only from tokens with at least this fraction of the top token's probability. Logprobs
+    refer to the full distribution, as for `top_p`. `min_p` is applied first, then `top_k`, then
     `top_p`."""
 
     max_new_tokens: Annotated[int, Field(ge=1)] = 16
@@ -42,9 +44,9 @@ class SamplingConfig(Config):
     stop: Annotated[
         tuple[Annotated[str, Field(min_length=1), InWords("not empty")], ...], OneIsAList()
     ] = ()
-    """Strings that end a sample once its text contains one. All tokens are kept and trained, up to
-    the token that completes the string, and a reward sees the string. A single string is a list of
-    one."""
+    """A sample ends once its text contains one of these strings. All tokens up to the one that
+    completes the string are kept and trained, and a reward sees the string. A single string needs
+    no brackets."""
 
 
 class _Generator(Config):
@@ -78,8 +80,8 @@ class _Generator(Config):
     """Replace an engine after this many consecutive failed requests, even if it answers probes."""
 
     probe_interval_s: Annotated[float, Field(gt=0)] = 2.0
-    """Seconds between two probes of a healthy engine. Above 400 engines the interval grows: all
-    engines together get 200 probes per second."""
+    """Seconds between two probes of a healthy engine. With more than 400 engines the interval is
+    longer, so that all engines together get 200 probes per second."""
 
     probe_deadline_s: Annotated[float, Field(gt=0)] = 10.0
     """Seconds for an engine to answer a probe. A late engine gets no work until it answers."""
@@ -154,12 +156,13 @@ class EmbeddedGeneratorConfig(ModelGeneratorConfig):
 
 
 class PluginGeneratorConfig(ModelGeneratorConfig):
-    """Engines that a plug-in provides: its section derives from this one, and adds ``backend``.
+    """Base of the section of a plug-in's engines, which adds ``backend``.
 
-    ``takes_quantized`` says whether engines compute with the quantized weights of ``sync.quantize``.
-    ``has_layout`` says whether engines report which regions of the weights each worker loads: then
-    trainer ranks send only these. ``loads_file_names`` says whether engines load tensors by the names
-    in the model's files, instead of the names in its module of transformers.
+    ``takes_quantized`` says whether engines compute with the quantized weights of
+    ``sync.quantize``. ``has_layout`` says whether engines report which regions of the weights each
+    worker loads. If they do, trainer ranks send only these regions. ``loads_file_names`` says
+    whether engines load tensors by the names in the model's files, instead of the names in its
+    module of transformers.
     """
 
     engine_name: ClassVar[str] = "the engine"
@@ -190,7 +193,7 @@ class StubGeneratorConfig(_Generator):
 
 
 class NoGeneratorConfig(Config):
-    """No engines: groups are the rows of a file (`environment.name` demonstrations)."""
+    """No engines: groups are the rows of a file (`environment.name=demonstrations`)."""
 
     backend: Literal["none"] = "none"
     """Sampling backend."""
@@ -232,7 +235,7 @@ class StubConfig(Config):
     """Median seconds of a group's rollout."""
 
     tail_sigma: Annotated[float, Field(ge=0)] = 0.8
-    """Sigma of the rollout times' log-normal distribution. 0: all are equal."""
+    """Sigma of the log-normal distribution of rollout times. 0: all rollouts take the same time."""
 
     step_s: Annotated[float, Field(ge=0)] = 0.2
     """Seconds of computation per optimizer step."""

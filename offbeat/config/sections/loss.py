@@ -20,7 +20,7 @@ def _written(band: tuple[float, float]) -> str:
 
 
 class AnyLossConfig(Config):
-    """Keys of every loss: what it is divided by, the KL penalty and the entropy bonus."""
+    """Keys of every loss: its divisor, the KL penalty and the entropy bonus."""
 
     normalize: Normalize = "tokens"
     """Divisor of the summed loss. tokens: valid tokens of the step. sequences: first the mean of
@@ -88,9 +88,9 @@ class PolicyGradientLossConfig(AnyLossConfig):
     """Keys of the losses with an importance ratio: its denominator and the off-policy corrections."""
 
     old_logprobs: Literal["generation", "policy", "current"] = "generation"
-    """Denominator of the ratio. generation: the engine's logprobs, which are free, but engine
-    differences count as policy change. policy: recomputed by the trainer before the step. current:
-    from the training pass, so the ratio is 1."""
+    """Logprobs in the denominator of the ratio. generation: from the engine, at no cost, but
+    differences between engine and trainer then count as policy change. policy: recomputed by the
+    trainer before the step. current: from the training pass itself, so the ratio is 1."""
 
     kl_gradient: Literal["estimator", "unbiased"] = "estimator"
     """Gradient of the KL penalty. estimator: derivative of `kl_kind`, which is not the gradient of
@@ -101,8 +101,8 @@ class PolicyGradientLossConfig(AnyLossConfig):
     each token's advantage. Clipping and corrections apply to it. Needs a reference."""
 
     tis_cap: Annotated[float, Field(gt=0)] | None = None
-    """Cap of the truncated importance weight exp(old - generation). Like the bands, it needs
-    `old_logprobs` other than generation."""
+    """Cap of the truncated importance weight exp(old - generation). Like `icepop_band`,
+    `sequence_band` and `sequence_cap`, it needs `old_logprobs` other than generation."""
 
     icepop_band: tuple[Ratio, Ratio] | None = None
     """Weight each token by exp(old - generation) inside this band, such as [0.5, 5], and by 0
@@ -113,7 +113,7 @@ class PolicyGradientLossConfig(AnyLossConfig):
 
     sequence_statistic: Literal["geometric", "product"] = "geometric"
     """Ratio of a sequence for `sequence_band`. geometric: geometric mean over its tokens, which
-    needs a far narrower band. product: exact, but varies with length."""
+    needs a far narrower band. product: the exact ratio, which varies with length."""
 
     sequence_weights: bool = False
     """Weight each kept sequence by exp(old - generation) instead of 1. This removes bias, but a few
@@ -128,13 +128,14 @@ class PolicyGradientLossConfig(AnyLossConfig):
     token, exceeds this."""
 
     count_dropped: bool = True
-    """Count tokens that a band or `off_policy_delta` dropped in the divisor of the loss. false:
-    take the mean over the rest, KL penalty included."""
+    """Whether the divisor of the loss counts tokens that a band or `off_policy_delta` dropped.
+    false: take the mean over the other tokens, for the KL penalty too."""
 
     teacher: RecipePath | None = None
-    """On-policy distillation: directory of a frozen teacher with the tokenizer of `model.path`,
-    relative to the recipe. A token's advantage is `teacher_coef * (teacher - old logprob)`. Each
-    rank of the torch trainer holds the teacher and runs one forward pass per step."""
+    """Directory of a frozen teacher for on-policy distillation, relative to the recipe. The teacher
+    must have the tokenizer of `model.path`. A token's advantage is `teacher_coef * (teacher - old
+    logprob)`. Each rank of the torch trainer holds the teacher and runs one forward pass per
+    step."""
 
     teacher_coef: Annotated[float, Field(gt=0)] = 1.0
     """Weight of the teacher's part of the advantage."""
@@ -252,7 +253,8 @@ class PolicyGradientLossConfig(AnyLossConfig):
     def _a_deviation_divides_advantages_only(self) -> Iterator[Clash]:
         """Refuse ``step_std`` for other losses.
 
-        It is known when the step is complete, and divides its whole gradient.
+        The deviation is known only when the step is complete, and divides the step's whole
+        gradient.
         """
         if not self.step_std:
             return
@@ -365,8 +367,8 @@ class SapoLossConfig(PolicyGradientLossConfig):
     """Steepness of the gate for positive advantages."""
 
     tau_negative: Annotated[float, Field(gt=0)] = 1.05
-    """Steepness of the gate for other tokens. A value above `tau_positive` is steadier and unlearns
-    less."""
+    """Steepness of the gate for other tokens. With a value above `tau_positive`, training is
+    steadier and unlearns less."""
 
 
 class CustomLossConfig(PolicyGradientLossConfig):
@@ -377,7 +379,7 @@ class CustomLossConfig(PolicyGradientLossConfig):
 
     target: str
     """`module:function`, importable from the working directory. It gets the tokens of a microbatch
-    and `options`, and returns each token's loss. Setting it without `name` selects custom."""
+    and `options`, and returns each token's loss. Setting `target` without `name` selects custom."""
 
     options: Options = {}
     """Second argument of the function."""

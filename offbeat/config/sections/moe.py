@@ -8,12 +8,12 @@ from offbeat.config.base import Config
 
 
 class MoeConfig(Config):
-    """Balance of the experts of a model that has some. By default a router is trained by the loss alone."""
+    """Balancing of a model's experts, if it has some. By default only the loss trains a router."""
 
     load_balancing_coef: Annotated[float, Field(ge=0)] = 0.0
     """Weight of Switch Transformer's load balancing loss. Too much costs reward; too little lets
-    experts die. Token shares come from the last applied step, so chunks and ranks do not change the
-    loss."""
+    experts die. The experts' token shares come from the last applied step, so the loss does not
+    depend on chunks and ranks."""
 
     z_loss_coef: Annotated[float, Field(ge=0)] = 0.0
     """Weight of ST-MoE's router z-loss, which keeps router logits small."""

@@ -21,11 +21,12 @@ class OptimizerConfig(Config):
     off-policy."""
 
     schedule: Literal["constant", "linear", "cosine", "wsd"] = "constant"
-    """Shape after warm-up. linear and cosine fall to `min_learning_rate` at the last step. wsd
-    falls only over the last `decay_steps`. constant lets you extend a run."""
+    """Shape of the learning rate after warm-up. linear and cosine fall to `min_learning_rate` at
+    the last step. wsd falls only over the last `decay_steps`. With constant, extending a run does
+    not change its schedule."""
 
     min_learning_rate: Annotated[float, Field(ge=0)] = 0.0
-    """Final rate of linear, cosine and wsd."""
+    """Final learning rate of linear, cosine and wsd."""
 
     decay_steps: Annotated[int, Field(ge=1)] | None = None
     """With schedule=wsd: length of the decay in steps, at the end of the run. The rate falls as 1 -
@@ -51,10 +52,10 @@ class OptimizerConfig(Config):
     """Denominator term of AdamW. A larger value slows weights with tiny gradients."""
 
     rounding: Literal["nearest", "stochastic"] = "nearest"
-    """Rounding of float32 master weights to bfloat16. nearest: small updates show only after they
-    add up. stochastic: right on average at once, with noise. stochastic needs backend=torch, one
-    rank and model.dtype=bfloat16. On a resume, you may change this only from stochastic to
-    nearest."""
+    """Rounding of float32 master weights to bfloat16. nearest: small updates take effect only after
+    they have added up. stochastic: they take effect at once, right on average but noisy. stochastic
+    needs backend=torch, one rank and model.dtype=bfloat16. On a resume, you may change this only
+    from stochastic to nearest."""
 
     max_grad_norm: Annotated[float, Field(gt=0)] | None = 1.0
     """Clip the global gradient norm to this. null: no clipping."""

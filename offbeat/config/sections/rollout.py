@@ -19,21 +19,22 @@ class RolloutConfig(Config):
     give fresher samples; more keep large fleets busy."""
 
     deadline_s: Annotated[float, Field(gt=0)] = 600.0
-    """Seconds for a group's rollout, and for a prompt of an evaluation. If the group waits for an
-    engine that has answered nothing else in the last quarter of this time, that is a failed request
-    of the engine (`generator.request_strikes`). Raise it for long responses or slow
-    environments."""
+    """Seconds for a group's rollout, and for a prompt of an evaluation. If this time runs out while
+    the group waits for an engine, and that engine answered nothing in the last quarter of it, the
+    request counts as failed by the engine (`generator.request_strikes`). Raise it for long
+    responses or slow environments."""
 
     infrastructure_retries: Annotated[int, Field(ge=0)] = 8
     """Retries of a group after its engine or worker was lost or late."""
 
     consecutive_failures: Annotated[int, Field(ge=1)] = 64
-    """Consecutive infrastructure failures, over all groups, that end the run. Groups that were in
-    flight together count as one."""
+    """Consecutive infrastructure failures, over all groups, that end the run. Failures of groups
+    that were in flight together count as one."""
 
     outage_failures: Annotated[int, Field(ge=1)] = 4
     """Consecutive environment failures, over all groups, that count as an outage. During an outage,
-    one group at a time is tried until one succeeds. Waits grow, and retries are not used up."""
+    one group at a time is tried until one succeeds. The waits between these tries grow, and the
+    tries do not use up retries."""
 
     data_retries: Annotated[int, Field(ge=0)] = 1
     """Retries of a group after its environment or reward failed."""
@@ -44,11 +45,11 @@ class RolloutConfig(Config):
     counts nowhere. null: retry for agents, else fail_group."""
 
     sample_retries: Annotated[int, Field(ge=0)] = 1
-    """on_failed_sample=retry: retries per failed sample, within its group's deadline."""
+    """With `on_failed_sample=retry`: retries per failed sample, within its group's deadline."""
 
     min_valid_samples: Annotated[int, Field(ge=1)] | None = None
-    """Minimum unmasked samples per group; a group with fewer has failed. null: 2, or 1 for groups
-    of one."""
+    """Minimum unmasked samples per group; a group with fewer fails. null: 2, or 1 for groups of
+    one."""
 
     branches: Literal["train", "mask"] = "train"
     """With `environment.name=agent`: samples whose history the agent or the chat template rewrote.
@@ -56,9 +57,10 @@ class RolloutConfig(Config):
     mask: train no part of the sample."""
 
     truncated_samples: Literal["train", "mask_loss"] = "train"
-    """Samples that ran out of tokens. train: learn from them. mask_loss: compare their rewards but
-    train none of their tokens and count them in no divisor of the loss, so nothing teaches the
-    model to finish. A group with only such samples is replaced."""
+    """Samples that ran out of tokens. train: learn from them. mask_loss: use their rewards to
+    compare the samples of the group, but train none of their tokens and leave them out of the
+    loss's divisor. Then nothing teaches the model to finish. A group in which all samples ran out
+    of tokens is replaced."""
 
     overlong_tokens: Annotated[int, Field(ge=1)] | None = None
     """Length in tokens of the stretch before `generator.sampling.max_new_tokens` in which the
@@ -70,12 +72,12 @@ class RolloutConfig(Config):
 
     max_sample_tokens: Annotated[int, Field(ge=2)] | None = None
     """With `environment.name=agent`: maximum tokens per sample, over all branches. Further calls
-    are refused as context_length_exceeded. null: 4 times `generator.max_model_len`, or
-    `max_branches` times if that is less or with branches=mask."""
+    are refused as context_length_exceeded. null: `generator.max_model_len` times the smaller of 4
+    and `max_branches`; with `branches=mask`, times `max_branches`."""
 
     max_branches: Annotated[int, Field(ge=1)] = 64
-    """With `environment.name=agent`: maximum branches per sample. A call that opens another is
-    refused as context_length_exceeded."""
+    """With `environment.name=agent`: maximum branches per sample. A call that would open one more
+    is refused as context_length_exceeded."""
 
     drop_budget: Annotated[int, Field(ge=0)] = 0
     """Groups that may be dropped for data failures; their prompts are not trained. One more ends
@@ -95,8 +97,8 @@ class RolloutConfig(Config):
     RewardCallBudgetSpent after a checkpoint. stop: end like `offbeat control RUN stop`."""
 
     on_dropped_prompt: Literal["replace", "shrink"] = "replace"
-    """replace: draw a new prompt and train a whole batch. shrink: train the smaller batch at
-    once."""
+    """What happens to a batch if one of its prompts is dropped. replace: draw a new prompt and
+    train a full batch. shrink: train the smaller batch at once."""
 
     min_step_batch_fraction: Annotated[float, Field(ge=0, le=1)] = 0.5
     """With `on_dropped_prompt=shrink`: smallest batch, as a fraction of `groups_per_step`. Prompts

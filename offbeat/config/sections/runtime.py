@@ -54,7 +54,7 @@ class SupervisionConfig(Config):
 
     signal_grace_s: Annotated[float, Field(gt=0)] = 25.0
     """Seconds to end cleanly after SIGINT, SIGTERM or SIGHUP, including the step in progress and a
-    last checkpoint. Keep it below the sender's kill time, often 30 s. Without a sender that kills,
+    last checkpoint. Keep it below the sender's kill time, often 30 s. If nothing kills the process,
     as in a notebook, raise it for a large model."""
 
     wall_clock_limit_s: Annotated[float, Field(gt=0)] | None = None
@@ -65,5 +65,6 @@ class SupervisionConfig(Config):
     """Times the run may replace a dead controller. One more ends the run."""
 
     snapshot_records: Annotated[int, Field(ge=1)] = 20_000
-    """Journal records between two snapshots, or 4 per outstanding group beyond a thousand if that
-    is more. With fewer, a new controller starts faster."""
+    """Journal records between two snapshots of the run's state. With more than a thousand
+    outstanding groups, it is at least 4 records for each group beyond the thousand. With fewer
+    records, a new controller starts faster."""

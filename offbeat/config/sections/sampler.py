@@ -40,7 +40,7 @@ class InOrderConfig(Config):
 
 
 class ReadyFirstConfig(Config):
-    """Train ready groups in arrival order, paced so that only failures discard groups."""
+    """Train ready groups in arrival order, and admit so few that only failures discard groups."""
 
     name: Literal["ready_first"] = "ready_first"
     """Name of the policy."""
@@ -51,7 +51,7 @@ class ReadyFirstConfig(Config):
 
 
 class WeightFifoConfig(Config):
-    """Train in order of weight version: a group never overtakes another with older weights."""
+    """Train in order of weight version: groups with older weights are always trained first."""
 
     name: Literal["weight_fifo"] = "weight_fifo"
     """Name of the policy."""
@@ -80,8 +80,8 @@ class WindowedConfig(Config):
     long rollouts are evicted."""
 
     on_evicted: Literal["readmit", "drop"] = "readmit"
-    """Groups that grew too old. readmit: roll the prompt out again. drop: count it as `stale`;
-    training then sees fewer prompts with long responses."""
+    """What happens to groups that grew too old. readmit: roll the prompt out again. drop: count it
+    as `stale`; training then sees fewer prompts with long responses."""
 
 
 class CustomSamplerConfig(Config):
@@ -127,5 +127,5 @@ class FilterConfig(Config):
     """Drop groups with a larger share of samples that ran out of tokens. null: keep them."""
 
     max_per_step: Annotated[int, Field(ge=1)] | None = None
-    """Maximum groups filtered per step. Later ones are kept, so the result depends on arrival
-    order. null: 10 times `groups_per_step`."""
+    """Maximum groups filtered per step. Further groups are kept, so arrival order decides which
+    groups are dropped. null: 10 times `groups_per_step`."""

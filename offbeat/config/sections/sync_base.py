@@ -25,8 +25,9 @@ class BaseSyncConfig(Config):
     """Whether each trainer rank sends what it holds; else rank 0 gathers whole tensors and sends them."""
 
     mode: Literal["keep", "drain", "abort_stale"] = "keep"
-    """Running samples at a sync. keep: continue under the new weights. drain: engines finish them
-    first and idle meanwhile. abort_stale: as keep, but cancel samples that would be too old."""
+    """What happens to running samples at a sync. keep: they continue under the new weights. drain:
+    engines finish them first, and idle until the slowest sample is done. abort_stale: as keep, but
+    cancel samples that would be too old."""
 
     interval: Annotated[int, Field(ge=1)] = 1
     """Steps between two syncs. It must be at most `sampler.max_staleness` plus 1."""
@@ -36,8 +37,8 @@ class BaseSyncConfig(Config):
     while it publishes."""
 
     deadline_s: Annotated[float, Field(gt=0)] = 120.0
-    """Seconds for an engine to load the weights, after which it is STALE. Raise it for large models
-    on slow links."""
+    """Seconds for an engine to load the weights. A slower engine is STALE: it serves nothing until
+    a later sync is complete. Raise this for large models on slow links."""
 
     wire_dtype: Literal["bfloat16", "float16", "float32"] | None = None
     """Dtype in which floating-point weights are sent and served. null: as in the trainer. 16 bits
@@ -56,8 +57,8 @@ class BaseSyncConfig(Config):
     its model. merged: the whole model."""
 
     canary_interval: Annotated[int, Field(ge=0)] = 4
-    """Releases per canary. A canary holds next-token distributions of the trainer, which an engine
-    must reproduce before it serves. The first release has one. 0: none."""
+    """The first release and then one in this many has a canary: next-token distributions of the
+    trainer, which an engine must reproduce before it serves the release. 0: no canaries."""
 
     canary_tolerance: Annotated[float, Field(gt=0)] | None = None
     """Nats by which an engine may differ in a canary before it is replaced. null: 0.02, for 16-bit
@@ -68,7 +69,7 @@ class BaseSyncConfig(Config):
     delta: bool = False
     """In addition, send each release as its difference from the previous one. This saves bytes if
     few values change (16 bits, small learning rates). Each engine, and with object_store also rank
-    0, keeps one more copy of the weights in main memory. Not with a device `wire`."""
+    0, keeps one more copy of the weights in main memory. Not with `wire` cuda_ipc or nccl."""
 
     max_logprob_gap: Annotated[float, Field(gt=0)] | None = None
     """Nats per token by which engine and trainer may differ on on-policy samples before the run

@@ -25,8 +25,8 @@ class AnyTrainerConfig(Config):
     not depend on it. Lower it if a rank runs out of memory."""
 
     min_tokens_per_chunk: Annotated[int, Field(ge=1)] | None = None
-    """Tokens to collect before a chunk goes to the trainer. null: enough for every rank. Fewer
-    tokens start earlier but pack worse."""
+    """Tokens to collect before a chunk goes to the trainer. null: enough for every rank. With fewer
+    tokens, training starts earlier but packs worse."""
 
     start_deadline_s: Annotated[float, Field(gt=0)] | None = None
     """Seconds for the trainer to start. null: 120 s plus 1 s per 200 MB of model files. Raise it
@@ -68,7 +68,7 @@ class _BeforeParts(AnyTrainerConfig):
     (FSDP2)."""
 
     tensor_parallel: Annotated[int, Field(ge=1)] = 1
-    """Ranks that share each matrix. Keep them in one machine. The torch backend needs a plan in the
+    """Ranks that share each matrix. Keep them on one machine. The torch backend needs a plan in the
     model's config (docs/trainer-ranks.md)."""
 
     shared_prompt: bool = True
@@ -77,10 +77,10 @@ class _BeforeParts(AnyTrainerConfig):
 
     activation_checkpointing: bool = False
     """Keep only the input of each layer and recompute the layer in the backward pass. This needs
-    much less memory and up to a third more work. The gradient bits are the same."""
+    much less memory and up to a third more work. The gradient is the same, bit for bit."""
 
     moe: MoeConfig = MoeConfig()
-    """Balance of experts, for models that have some (docs/moe.md)."""
+    """Balancing of experts, for models that have experts (docs/moe.md)."""
 
 
 if TYPE_CHECKING:  # lets a type checker show that the core reads no plug-in section
@@ -94,8 +94,8 @@ class ModelTrainerConfig(_WithParts):
 
     freeze: tuple[str, ...] = ()
     """Patterns of parameters that are not trained, as in `[model.embed_tokens.*, lm_head.*]`. `*`
-    also matches dots, and each pattern must match (docs/recipes.md). Frozen parameters need no
-    gradient and no moments. megatron can freeze only a vision tower (docs/megatron.md)."""
+    also matches dots. Each pattern must match a parameter (docs/recipes.md). Frozen parameters need
+    no gradient and no moments. megatron can freeze only a vision tower (docs/megatron.md)."""
 
     @property
     def stages(self) -> int:

@@ -1,8 +1,8 @@
 """Plays episodes of an agent in a child process (``run_child``): many at once, on one event loop.
 
-Each episode is one call: its row is the task, its one response an ``AgentClient``. The parent may
-cancel a call with ``CancelCall``; its end is always reported. When an episode ends, its remaining
-tasks are cancelled, but no task of another episode.
+Each episode is one call. The call's row is the task, and its only response is an ``AgentClient``.
+The parent may cancel a call with ``CancelCall``, and is always told when a call ends. When an
+episode ends, its remaining tasks are cancelled, but not the tasks of other episodes.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ from offbeat.messages.redaction import cut_head
 T = TypeVar("T")
 _NONE: Final = 0
 _BLOCKED_S: Final = 5.0
-"""Time without a turn of the event loop after which an episode blocks it."""
+"""Time without a turn of the event loop after which an episode counts as blocking the loop."""
 
 _EPISODE: ContextVar[int] = ContextVar("episode", default=_NONE)
 _FROM_PARENT = msgspec.json.Decoder(RewardCall | CancelCall)
@@ -103,7 +103,7 @@ async def _receive(reader: asyncio.StreamReader) -> RewardCall | CancelCall | No
 
 
 class _LoopWatch:
-    """Names the code that keeps the event loop, so that no other episode runs, in the mark."""
+    """Writes into the mark which code blocks the event loop and so stops other episodes."""
 
     def __init__(self, mark: CallMark, user_dir: Path, patience_s: float) -> None:
         self._mark, self._user_dir, self._patience_s = mark, user_dir, patience_s
@@ -189,7 +189,7 @@ class EpisodeTasks:
 
 
 class _Marked(ContainedCoroutine[T]):
-    """A contained coroutine that marks its episode while it executes."""
+    """Wraps a coroutine of an episode and marks the episode while the coroutine executes."""
 
     def __init__(self, inner: Coroutine[Any, Any, T], mark: CallMark, number: int) -> None:
         super().__init__(inner)
@@ -206,9 +206,9 @@ class _Marked(ContainedCoroutine[T]):
 
 
 def agent_as_reward(run: Callable[..., Any]) -> Callable[..., Awaitable[object]]:
-    """Return an async agent function in the form of an async reward function.
+    """Wrap an async agent function as an async reward function.
 
-    The response passed to the reward function is here an ``AgentClient`` as JSON.
+    In place of a response, the reward function gets an ``AgentClient`` as JSON.
     """
 
     async def score(row: dict[str, Any], client: str, **options: Any) -> object:  # noqa: ANN401

@@ -3,8 +3,8 @@
 The program finds the model in ``OPENAI_BASE_URL``, ``OPENAI_API_KEY`` and ``OPENAI_MODEL``. It
 reads its task as one JSON object from standard input. It writes its result, a JSON number or
 ``{"reward": number}``, to the file descriptor that ``OFFBEAT_RESULT_FD`` names. Its standard output
-is ignored, because it could contain a model's text. If it fails, the end of its standard error is
-quoted.
+is ignored, because it could contain a model's text. If it fails, the error quotes the end of its
+standard error.
 """
 
 import asyncio

@@ -32,7 +32,7 @@ _FIX: Final = (
 
 
 def check_agent(config: RunConfig) -> Iterator[Finding]:
-    """Check how turns of a conversation are joined, and processes against samples of a group."""
+    """Check how turns of a conversation are joined, and if the processes suffice for a group."""
     environment = config.environment
     if not environment.is_agent:
         return

@@ -8,8 +8,8 @@ In addition to further numbers, the mapping may have the final answer as text, `
 is the row of the data file. ``client`` has the address, the key and the name of the model for this
 sample. The function runs in child processes, many episodes at once in each (``killable``). A
 cancelled call costs one sample. So does a process that dies, because the other episodes in it are
-played again. A child inherits only variables of an allow-list, so that code that a model may have
-written has no token of the worker.
+played again. A child may run code that a model has written. It inherits only variables on an
+allow-list, so that this code gets none of the worker's tokens.
 """
 
 from collections.abc import Mapping

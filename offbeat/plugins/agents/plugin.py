@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class AgentPlugin(EnvironmentPlugin):
-    """Plays a function or a program of the user as an agent, which ``factory`` makes."""
+    """Plays the user's function or program as an agent; ``factory`` creates the agent."""
 
     traits = EnvironmentTraits(
         "an async function or program that calls the model over HTTP.",

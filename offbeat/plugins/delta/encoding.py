@@ -69,7 +69,7 @@ def encode(base: Bytes, new: Bytes, width: int) -> Bytes | None:
 
 
 def apply(data: Bytes, base: Bytes, into: Bytes) -> None:
-    """Write ``base`` with the changes into ``into``, which has the size of ``base``.
+    """Apply the changes to ``base`` and write the result into ``into``, which has the same size.
 
     Raises:
         ValueError: The bytes do not encode changes of such a chunk.

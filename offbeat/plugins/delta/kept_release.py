@@ -74,7 +74,7 @@ class KeptBase:
     def serves(self, digest: str, manifest: Manifest, chunks: tuple[Bytes, ...]) -> None:
         """Keep the chunks of the release that the engine serves from now on.
 
-        They are empty if the engine's workers keep and rebuild theirs.
+        There are none if the engine's workers keep and rebuild their own.
         """
         self._held = HeldRelease(digest, manifest, list(chunks))
 

@@ -44,7 +44,7 @@ class Deltas(DeltaPlugin):
         """Return verified buckets of a release, rebuilt from the base's buckets and changes.
 
         Raises:
-            TransferRefused: The changes are of other buckets.
+            TransferRefused: The changes belong to different buckets.
         """
         from offbeat.plugins.delta.shard_deltas import rebuilt_buckets
 

@@ -89,7 +89,7 @@ class ShardDeltas:
         digest: str,
         names: Callable[[int], str],
     ) -> tuple[WeightDelta | None, FullReason | None]:
-        """Return the delta of all ranks, or the reason for none, as ``agree_on_delta``."""
+        """Return the delta of all ranks, or the reason for none, as ``agree_on_delta`` does."""
         return agree_on_delta(by_rank, release, digest, names)
 
 
@@ -152,7 +152,8 @@ def rebuilt_buckets(
         parts: Their changes, verified.
 
     Raises:
-        TransferRefused: The changes are of other buckets: a rebuilt digest is not the release's.
+        TransferRefused: The changes belong to different buckets, because a rebuilt digest is not
+            the release's.
     """
 
     def made() -> Iterator[Bytes]:

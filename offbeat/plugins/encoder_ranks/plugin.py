@@ -17,19 +17,19 @@ if TYPE_CHECKING:
 
 
 class EncoderConfig(Config):
-    """Ranks that hold the vision tower and its projector, and nothing else; the others hold the language model."""
+    """Ranks that hold only the vision tower and its projector. Others hold the language model."""
 
     data_parallel: Annotated[int, Field(ge=1)] = 1
     """Encoder ranks, in addition to the language ranks. `trainer.data_parallel` must be a multiple
-    of this. Each encodes the pictures of an equal share of the language ranks."""
+    of this. Each encoder rank encodes the pictures for an equal share of the language ranks."""
 
     tensor_parallel: Annotated[int, Field(ge=1)] = 1
     """Ranks per encoder. They share the matrices of the tower's layers (docs/encoder-ranks.md)."""
 
     max_tokens_per_microbatch: Annotated[int, Field(ge=1)] | None = None
-    """Maximum picture tokens that the tower computes at once. null: a whole chunk. It bounds memory
-    and does not change the gradient, but all except the last microbatch are recomputed in the
-    backward pass. Pictures are never split."""
+    """Maximum picture tokens that the tower computes at once. null: a whole chunk. This bounds
+    memory without changing the gradient, but the backward pass recomputes every microbatch except
+    the last. Pictures are never split."""
 
     threads: Annotated[int, Field(ge=1)] = 1
     """CPU threads per encoder rank."""
@@ -43,7 +43,7 @@ class EncoderConfig(Config):
 
 
 class EncoderRanks(TrainerPart):
-    """Trains the vision tower on different ranks than the language model."""
+    """Trains the vision tower on different ranks from the language model."""
 
     key = "encoder"
     section = EncoderConfig

@@ -30,7 +30,7 @@ def wrap_passes(
     encoder: type[EncoderPasses] = EncoderPasses,
     lane: type[LanePasses] = LanePasses,
 ) -> Passes[Any]:
-    """Wrap the passes of a rank of one side of a model in exchanges with the other side.
+    """Wrap the passes of a rank that holds one side of a model in exchanges with the other side.
 
     Ranks that share matrices of the language model read the same features. One of these ranks
     receives the features; each rank has the whole gradient of the features.

@@ -6,9 +6,9 @@ each block of 128 x 128. Other formats of engines are refused by name before any
 
 Also defines refusals of tensors that cannot be sent in the engines' format. Pure.
 
-A quantized matrix has a scale for each block of 128 x 128. vLLM refuses parts of matrices that end
-inside a block, if it cuts them over its ranks or joins them with others. A trainer's rank that
-holds part of a block does not know its scale.
+A quantized matrix has a scale for each block of 128 x 128. If vLLM cuts a matrix over its ranks or
+joins it with others, it refuses parts that end inside a block. A trainer rank that holds only part
+of a block cannot know the block's scale.
 """
 
 import enum
@@ -73,7 +73,7 @@ class RefusedPair(NamedTuple):
 
 
 class PrecisionRefused(OffbeatError):
-    """Tensors have formats in trainer and engine that are incompatible.
+    """Trainer and engine have incompatible formats for the same tensors.
 
     Fix: change the formats that the message names; ``offbeat check`` finds them.
     """
@@ -148,7 +148,8 @@ def find_scheme(quantization: object) -> str:
     """Return the name of a model config's ``quantization_config``.
 
     Returns:
-        Empty without one, ``fp8_block``, or a description of a scheme that offbeat does not make.
+        An empty string without one, ``fp8_block``, or a description of a scheme that offbeat cannot
+        produce.
     """
     if not quantization:
         return ""

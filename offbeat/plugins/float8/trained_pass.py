@@ -1,4 +1,4 @@
-"""Forward passes with the weights of engines under ``sync.quantize``."""
+"""Forward passes with the weights that engines use under ``sync.quantize``."""
 
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false
@@ -17,7 +17,7 @@ from offbeat.weight_sync.region import Shape
 
 
 def has_quantized(name: str, shape: Shape) -> bool:
-    """Return whether releases quantize a weight, or matrices of experts that it joins."""
+    """Return whether releases quantize a weight, or the experts' matrices that it contains."""
     metas = APART.metas([(name, shape, "float32")])
     return any(is_quantized(each, part) for each, part, _ in metas)
 

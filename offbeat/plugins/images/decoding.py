@@ -20,8 +20,8 @@ def decode_picture(name: str, content: bytes, max_pixels: int) -> Image.Image:
 
     Raises:
         BadPicture: It is not a PNG, JPEG or WebP, or is damaged. Or its header shows that it is
-            animated, too large, too elongated or has more than 8 bits. Or it is blank without its
-            transparency.
+            animated, too large, too elongated or has more than 8 bits. Or it is blank once its
+            transparency is dropped.
     """
     try:
         image = Image.open(BytesIO(content), formats=_FORMATS)
@@ -59,7 +59,7 @@ def _problem_of_header(image: Image.Image, max_pixels: int) -> str | None:
 
 
 def _problem_of_transparency(image: Image.Image) -> str | None:
-    """Return a problem if only the transparency has a drawing, because RGB would drop it."""
+    """Return a problem if the drawing is only in the transparency, which RGB drops."""
     if not image.has_transparency_data:
         return None
     *colors, alpha = image.convert("RGBA").split()

@@ -64,7 +64,7 @@ class DigitsOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``environment.options`` of the environment ``digits``."""
 
     rows: Annotated[int, msgspec.Meta(ge=1)] = 65536
-    """Prompts of an epoch. Evaluations have the same number of other prompts."""
+    """Prompts of an epoch. Evaluations have the same number of different prompts."""
 
 
 class DigitPrompts(RowPrompts):
@@ -115,7 +115,7 @@ _SIZES_BYTES: Final = 16  # of one picture: three sides and the kind
 
 
 def stub_media(config: EnvironmentConfig, row: int) -> Media | None:
-    """Return one picture of 3 x 32 x 32, or of one value if the run lacks the room."""
+    """Return one picture of 3 x 32 x 32 values, or of one value if the media limit is too small."""
     if not config.has_media:
         return None
     fits = config.max_media_bytes >= math.prod(_PICTURE) * 4 + _SIZES_BYTES

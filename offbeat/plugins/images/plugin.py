@@ -78,7 +78,7 @@ class Images:
         return names_pictures(row)
 
     def row_problem(self, config: "EnvironmentConfig", row: Mapping[str, object]) -> str | None:
-        """Return the problem with a row's pictures, or with their absence, or None."""
+        """Return the problem with a row's pictures, such as missing ones, or None."""
         from offbeat.plugins.images.rows import row_problem
 
         return row_problem(config, row)

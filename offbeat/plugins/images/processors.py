@@ -105,7 +105,7 @@ class _Patches(PictureProcessor):
     """Processor of Qwen2-VL and its successors: image processor and tokenizer, without videos.
 
     The library's whole processor needs torchvision for videos. In a text with pictures it only
-    repeats each picture's token by the cells of its grid.
+    repeats each picture's token, once per merged cell of its grid.
     """
 
     place = "<|vision_start|><|image_pad|><|vision_end|>"
@@ -134,7 +134,7 @@ _PIXELS: Final = {
     "idefics3": (PLACE,),
     "gemma3": ("<start_of_image>", "<image_soft_token>"),
 }
-"""Text that marks the place of a picture, and the tokens that it becomes if they differ."""
+"""Text that marks the place of a picture, then the token that replaces it, if different."""
 
 _PATCHES: Final = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
 

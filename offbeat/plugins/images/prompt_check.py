@@ -53,8 +53,8 @@ _SIDES: Final = ((640, 480), (300, 500), (64, 64))
 def check_processor(path: str, processor: "PictureProcessor", tokens: MediaTokens) -> Finding:
     """Run the processor on test pictures, and check the result by the rules of the model's config.
 
-    They differ if one directory has files of two models, with different picture sizes, patch sizes
-    or numbers of tokens per picture.
+    Processor and config disagree if one directory has files of two models with different picture
+    sizes, patch sizes or numbers of tokens per picture.
     """
     made = list[str]()
     for width, height in _SIDES:

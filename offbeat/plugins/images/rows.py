@@ -241,7 +241,7 @@ _READ_PICTURES: Final = ("function", "custom")
 
 
 def row_problem(config: EnvironmentConfig, row: Mapping[str, object]) -> str | None:
-    """Return the problem with a row's pictures, or with their absence, or None."""
+    """Return the problem with a row's pictures, such as missing ones, or None."""
     images = images_section(config)
     if not names_pictures(row):
         if reads_any_key(config):

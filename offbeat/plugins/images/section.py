@@ -17,9 +17,9 @@ class ImagesConfig(Config):
     """Maximum pictures per prompt. Rows with more are refused when the file is read."""
 
     max_mib: Annotated[float, Field(gt=0)] = 16.0
-    """Maximum MiB of float32 pixel values per prompt, after the processor resized them. A prompt
-    over the limit fails its group. The buffer reserves this much per group; `offbeat check` prints how
-    much the first rows need."""
+    """Maximum MiB of float32 pixel values per prompt, after the processor has resized the pictures.
+    If a prompt exceeds it, its group fails. The buffer reserves this much per group; `offbeat
+    check` prints how much the first rows need."""
 
     max_file_mib: Annotated[float, Field(gt=0)] = 16.0
     """Maximum MiB of a picture file. Larger files are not read."""

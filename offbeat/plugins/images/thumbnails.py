@@ -22,7 +22,8 @@ from offbeat.plugins.images.pictures import MediaKind, Pictures
 from offbeat.telemetry import preview_column
 
 THUMBNAILS: Final = 4
-"""Maximum number of pictures copied per prompt. Of a picture cut into tiles, the first tiles."""
+"""Maximum number of pictures copied per prompt. If a picture is cut into tiles, each tile
+counts."""
 
 LONGEST_SIDE: Final = 96
 _MERGED: Final = 2  # patches per side that Qwen-VL merges and stores next to each other

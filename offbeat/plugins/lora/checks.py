@@ -1,4 +1,4 @@
-"""Reports the size of adapters, and warns of ranks and of weights that they leave out.
+"""Reports the size of adapters; warns of too high a rank and of weights without adapters.
 
 It imports torch, which needs seconds, so only recipes with a model import it.
 """

@@ -28,7 +28,7 @@ def adapter_clashes(config: RunConfig) -> Iterator[Clash]:
 
 
 def adapter_release_clashes(config: RunConfig) -> Iterator[Clash]:
-    """Yield release settings that exclude adapters or gain nothing by them, except in dry runs."""
+    """Yield release settings that exclude adapters or gain nothing from them; none in dry runs."""
     sync = config.sync
     if sync.quantize is not None:
         yield Clash(

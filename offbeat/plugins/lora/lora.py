@@ -1,4 +1,4 @@
-"""Low-rank adapters of the torch trainer: injection, names, and a merged copy. PEFT makes them.
+"""Low-rank adapters of the torch trainer, made by PEFT: injection, names, and a merged copy.
 
 peft is loaded only here, and only for a recipe with ``trainer.lora``. An adapted module ``X`` keeps
 its matrix under ``X.base_layer.weight``, which never changes. Its adapter is under
@@ -107,8 +107,8 @@ def find_adapted_modules(model: PreTrainedModel) -> dict[str, Any]:
 def without_adapters(model: PreTrainedModel) -> AbstractContextManager[None]:
     """Return a context in which the model computes like its base.
 
-    It scales adapters by 0 instead of switching them off. peft's switch also freezes them; FSDP2
-    would then gather copies without a gradient, and keep these.
+    It scales adapters by 0 instead of switching them off. peft's switch also freezes them. FSDP2
+    would then gather copies without a gradient and keep using these copies.
     """
     return _peft(".helpers").rescale_adapter_scale(model, 0.0)
 
@@ -315,12 +315,12 @@ def find_base(model: nn.Module, module: str) -> str:
 
 
 def name_side(module: str, side: str) -> str:
-    """Return the name of side A or B of a linear module's adapter, which is a module."""
+    """Return the name of the module that is side A or B of a linear module's adapter."""
     return f"{module}{_MODULES[side]}"
 
 
 def part_of_parameter(name: str) -> AdapterPart | None:
-    """Return the part of an adapter that this parameter is, or None for other parameters."""
+    """Return which part of an adapter this parameter is, or None for other parameters."""
     for side, ending in _SIDES.items():
         if name.endswith(ending):
             return AdapterPart(name.removesuffix(ending), side)

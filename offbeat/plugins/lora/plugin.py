@@ -41,7 +41,7 @@ class Lora(TrainerPart):
         yield from adapter_clashes(config)
 
     def find_clashes_of_real_runs(self, config: "RunConfig") -> Iterator[Clash]:
-        """Yield release settings that exclude adapters or gain nothing by them."""
+        """Yield release settings that exclude adapters or gain nothing from them."""
         from offbeat.plugins.lora.clashes import adapter_release_clashes
 
         yield from adapter_release_clashes(config)

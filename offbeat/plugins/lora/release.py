@@ -76,7 +76,7 @@ class AdapterBase(Protocol):
         ...
 
     def write(self, matrices: Mapping[str, Tensor]) -> None:
-        """Write these matrices, by linear module, and restore all others as loaded."""
+        """Write these matrices, by linear module, and restore the loaded values of all others."""
         ...
 
 
@@ -166,7 +166,7 @@ class AdapterTarget:
         self._half, self._staged, self._arrived = {}, {}, {}
 
     def read_back(self, base: "BaseWeights") -> ReadBack:
-        """Return the adapters, and each served matrix that is not its base with them added."""
+        """Return the adapters, and each served matrix that differs from its base plus adapter."""
         assert self._adapter is not None  # noqa: S101 -- this target is made for such manifests
         found = list[TensorDifference]()
         for name, a_RI in self._served.items():

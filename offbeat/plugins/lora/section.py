@@ -23,8 +23,9 @@ class LoraConfig(Config):
 
     target_modules: tuple[str, ...] = ()
     """Names, or name endings, of linear modules that get adapters, such as `q_proj`. Empty: all
-    except the output head, and except experts and routers that are stored as one tensor per layer
-    and modules that PEFT cannot adapt in the model's class (`offbeat check` counts these)."""
+    linear modules except the output head. Experts and routers that are stored as one tensor per
+    layer get none, and neither do modules that PEFT cannot adapt in the model's class. `offbeat
+    check` counts them."""
 
 
 def lora_section(trainer: Config) -> LoraConfig:

@@ -143,7 +143,8 @@ class Architecture:
     rotary_fraction: float = 1.0  # part of each head's dimensions that is rotated
     decoder: str = "model"  # Hugging Face name of the module that has embedding, layers and norm
     tower: tuple[tuple[str, Shape], ...] = ()
-    """Hugging Face names and shapes of weights that turn media into features, if it reads any."""
+    """Hugging Face names and shapes of weights that turn media into features, if the model reads
+    media."""
     media_rules: MediaRules = TEXT_ONLY
     axis_of_pair: tuple[int, ...] | None = None
     """Position axis that rotates each pair of a head's dimensions. None: there is one axis."""
@@ -320,7 +321,7 @@ def _rotation(config: PretrainedConfig) -> tuple[tuple[float, ...] | None, float
 
 
 def _why_unmapped(values: dict[str, Any]) -> str:
-    """Return in brackets the trainer's gaps for a family, or "" if it is only unknown."""
+    """Return in brackets why a family is not mapped, or "" if no reason is known."""
     if "kv_lora_rank" in values:
         return " (its attention is multi-head latent attention)"
     return ""

@@ -119,7 +119,7 @@ class SegmentAttention(MegatronModule):
     ) -> Tensor:
         """Attend within the segments [R, T] int64 on the CPU that are given as the mask.
 
-        If it is None, every token attends to all tokens before it in its row.
+        If the mask is None, every token attends to all tokens before it in its row.
         """
         if attention_mask is None:
             return attend_causally(query, key, value, self.scale)

@@ -40,7 +40,7 @@ from offbeat.weight_sync.wire_format_plugin import WireFormat
 
 
 def file_names(model_path: Path, architecture: Architecture) -> dict[str, str]:
-    """Return the names in a model's files of tensors that have different names in the model."""
+    """Return the names in a model's files, for tensors that have different names in the model."""
     # A model without media uses the names of its files.
     return names_in_files(model_path) if architecture.media_rules.reads_media else {}
 

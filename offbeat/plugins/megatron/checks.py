@@ -1,4 +1,4 @@
-"""Checks from its config that the megatron trainer knows a model and can divide it.
+"""Checks, by a model's config, that the megatron trainer knows the model and can divide it.
 
 It loads torch, which is slow to import (seconds), so only recipes with a model import it.
 

@@ -36,7 +36,7 @@ def sum_over_ranks(values: Tensor, group: ProcessGroup) -> Tensor:
 
 
 class GatherTokens(torch.autograd.Function):
-    """Gathers the tokens [O, ...] of all ranks. In backward each rank gets its own tokens' sum."""
+    """Gathers all ranks' tokens [O, ...]. In backward, each rank gets its tokens' summed gradient."""
 
     @staticmethod
     def forward(ctx: Any, own: Tensor, group: ProcessGroup) -> Tensor:  # noqa: ANN401 -- torch does not type it

@@ -116,11 +116,12 @@ class Forward:
     ) -> None:
         """Call the schedule once.
 
-        ``trains``: normalisation of the trained loss. Its gradients are added to the buffers.
-        None: forward passes only.
+        ``trains``: normalisation of the loss, whose gradients are added to the buffers. None:
+        forward passes only.
 
         A microbatch without wanted tokens is computed like any other, because its ranks participate
-        in collectives. Without microbatches nothing is called, and no other rank may call either.
+        in collectives. Without microbatches the schedule is not called. Then no other rank may call
+        it.
         """
         self._run(microbatches, partial(self._loss, consume, temperature), trains)
 

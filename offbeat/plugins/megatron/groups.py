@@ -54,7 +54,7 @@ def start_groups(config: MegatronTrainerConfig, peers: Peers) -> ParallelLayout:
 
 @contextmanager
 def _limit_world(ranks: int) -> Generator[None]:
-    """Hide all but the first ranks from the library, which asks torch and uses all ranks.
+    """Hide all but the first ranks from the library, which would otherwise use all of torch's.
 
     All ranks of the world must create every group, including ranks that are in none.
     """

@@ -1,6 +1,6 @@
 """Reads the weights of a Hugging Face directory box by box.
 
-Some models' files have the experts of a layer as two tensors, as Qwen3-VL with experts.
+The files of some models, such as Qwen3-VL with experts, store a layer's experts as two tensors.
 
     matrices    ....mlp.experts.3.gate_proj.weight [I, H], .up_proj.weight [I, H], .down_proj.weight [H, I]
     fused       ....mlp.experts.gate_up_proj [E, 2I, H], ....mlp.experts.down_proj [E, H, I]
@@ -135,7 +135,7 @@ class HfWeights:
 def hf_weights(path: Path, file_names: Mapping[str, str] = NO_NAMES) -> Generator[HfWeights]:
     """Yield the weights of a directory while its files are open.
 
-    ``file_names``: names in the files of tensors that have different names in the model.
+    ``file_names``: names in the files, for tensors that have different names in the model.
     """
     index = path / INDEX
     files = [SINGLE]

@@ -70,9 +70,9 @@ class ParallelLayout:
 
     @property
     def experts_fill_replicas(self) -> bool:
-        """Return whether each set of ranks that exchange tokens is whole replicas, or within one.
+        """Return whether ranks that exchange tokens form whole replicas, or are within one.
 
-        If not, shared replicas link the sets.
+        If not, shared replicas link different sets of such ranks.
         """
         replica = self.grid.tensor * self.grid.context
         exchanging = self.grid.expert * self.grid.expert_tensor_ranks

@@ -1,4 +1,4 @@
-"""Checks that parallel sizes fit a model, and finds fitting sizes near to a recipe's. Pure.
+"""Checks that parallel sizes fit a model, and finds fitting sizes near a recipe's. Pure.
 
 Each broken rule names the key to change. A rule names one size, but another rule may refuse the
 size that it suggests. So the search covers all sizes together, and every rule checks each choice.
@@ -81,7 +81,7 @@ def _stages(a: Architecture, grid: ModelGrid) -> Iterator[UnsupportedLayout]:
 
 
 def even_stages(layers: int, stages: int) -> list[int]:
-    """Return numbers of layers that differ by at most one, fewer in the first and last stages."""
+    """Return layers per stage, which differ by at most one: fewer in the first and last stages."""
     counts = [layers // stages] * stages
     middle = sorted(range(stages), key=lambda stage: abs(2 * stage - stages + 1))
     for stage in middle[: layers % stages]:
@@ -92,8 +92,8 @@ def even_stages(layers: int, stages: int) -> list[int]:
 def fitting_sizes(a: Architecture, trainer: MegatronTrainerConfig) -> dict[str, str]:
     """Return the keys to change and their values, as a recipe writes them. The nearest sizes win.
 
-    Data and context parallelism, which every model fits, stay. No size is 0, so at least one choice
-    fits: one rank for each copy.
+    Data and context parallelism stay unchanged, because every model fits them. No size is 0, so at
+    least one choice fits: one rank for each copy.
     """
     best = min(
         (each for each in _candidates(a, trainer) if _fits(a, each)),
@@ -141,7 +141,7 @@ def _fits(a: Architecture, trainer: MegatronTrainerConfig) -> bool:
 
 
 def _distance(given: MegatronTrainerConfig, other: MegatronTrainerConfig) -> tuple[float, int]:
-    """Return by which factors the sizes differ, and how many settings do."""
+    """Return by which factors the sizes differ, and how many settings differ."""
     sizes = ("tensor_parallel", "pipeline_parallel", "expert_parallel", "expert_tensor_parallel")
     factors = [math.log(getattr(other, name) / getattr(given, name)) for name in sizes]
     others = ("layers_per_stage", "sequence_parallel")

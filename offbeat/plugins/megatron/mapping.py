@@ -78,7 +78,7 @@ def make_boxes(
 
 
 def is_router_bias(tensor: str) -> bool:
-    """Return whether a Hugging Face name is that of a bias by which experts are chosen."""
+    """Return whether a Hugging Face name belongs to a bias by which experts are chosen."""
     return tensor.endswith(_BIAS)
 
 

@@ -1,6 +1,6 @@
 """Megatron trainer of one rank, with tensor, pipeline, context, data and expert parallelism.
 
-A rank receives its data-parallel share of the groups. Ranks of one replica receive the same.
+A rank receives its data-parallel share of the groups. Ranks of one replica receive the same groups.
 
 Also chooses the megatron trainer of a rank, and the source of its weights.
 """
@@ -106,7 +106,7 @@ class ModelSide:
         return norm
 
     def wrap(self, passes: MegatronPasses) -> Passes[PackedRows]:
-        """Return the passes that exchange data with the other side. Here they are the same."""
+        """Return the passes that exchange data with the other side. Here they are unchanged."""
         return passes
 
 
@@ -247,7 +247,7 @@ class MegatronTrainer(ModelTrainer):
         return next(self.model.parameters()).device
 
     def _watch_routers(self) -> None:
-        """Let the routers of this stage count the tokens they route, and give them losses."""
+        """Let the routers of this stage count the tokens that they route, and attach losses."""
         a, self._expert_load = self.architecture, None
         if not a.experts:
             return
@@ -311,7 +311,7 @@ def make_megatron_rank(spec: TrainerSpec, peers: Peers) -> tuple[ModelTrainer, W
 
 
 def make_megatron_trainer(spec: TrainerSpec, peers: Peers) -> ModelTrainer:
-    """Create the trainer of a rank, for one side only if the vision tower has separate ranks."""
+    """Create the trainer of a rank. If the vision tower has separate ranks, it holds one side."""
     config = of_kind(MegatronTrainerConfig, spec.config.trainer)
     kind: Callable[..., ModelTrainer] = choose_trainer(spec.config, peers.rank, MegatronTrainer)
     return kind(spec.config.model.path, trainer=in_steps(spec, config), **rank_options(spec, peers))

@@ -104,8 +104,8 @@ def mark_weights(model: nn.Module) -> None:
     when they initialise weights. That is skipped here because the weights are loaded from files.
 
     With one rank of expert parallelism, the library treats experts as dense layers. It would reduce
-    their gradients over the copies of a dense layer. But experts have other copies if fewer ranks
-    share an expert's matrices than a dense layer's.
+    their gradients over the copies of a dense layer. But if fewer ranks share an expert's matrices
+    than a dense layer's, experts have different copies.
     """
     divided_axes: dict[type[object], int] = {
         ColumnParallelLinear: 0,
@@ -182,7 +182,7 @@ def _sizes(a: Architecture) -> dict[str, Any]:
 
 
 def _parallel_sizes(grid: ModelGrid, *, sequence_parallel: bool) -> dict[str, Any]:
-    """Return the options of the layout, and which layers each pipeline stage has."""
+    """Return the options for the layout, and which layers each pipeline stage has."""
     options: dict[str, Any] = {
         "tensor_model_parallel_size": grid.tensor,
         "pipeline_model_parallel_size": grid.pipeline,
@@ -200,7 +200,7 @@ def _parallel_sizes(grid: ModelGrid, *, sequence_parallel: bool) -> dict[str, An
 
 
 def _arithmetic(dtype: torch.dtype) -> dict[str, Any]:
-    """Return the options of dtypes, of initial weights and of a loss's divisor."""
+    """Return the options for dtypes, initial weights and the divisor of a loss."""
     return {
         "params_dtype": dtype,
         "pipeline_dtype": dtype,
@@ -214,7 +214,7 @@ def _arithmetic(dtype: torch.dtype) -> dict[str, Any]:
 
 
 def _exchange(grid: ModelGrid, *, has_experts: bool) -> dict[str, Any]:
-    """Return the options of the exchange between ranks during a microbatch."""
+    """Return the options for the exchange between ranks during a microbatch."""
     # Tokens are sent to their experts. If several ranks share an expert, that needs gathers of
     # uneven parts, which gloo does not have, so tests could not run the production code. Then every
     # rank gathers the tokens of all ranks that share its experts, whose rows have equal lengths.
@@ -227,7 +227,7 @@ def _exchange(grid: ModelGrid, *, has_experts: bool) -> dict[str, Any]:
 
 
 def _expert_sizes(a: Architecture, dtype: torch.dtype) -> dict[str, Any]:
-    """Return the options of layers of experts. ``router.py`` replaces the routers' work."""
+    """Return the options for layers of experts. ``router.py`` replaces the routers' work."""
     return {
         "num_moe_experts": a.experts,
         "moe_ffn_hidden_size": a.expert_intermediate,

@@ -3,7 +3,8 @@
 Half-precision parameters get a float32 master each. Moments are as large as this rank's share of
 the model. ``ShardedAdamW`` has the same interface and needs less memory, on CUDA.
 
-It is AdamW sharded over data-parallel ranks, by the library's distributed optimizer.
+``ShardedAdamW`` uses the library's distributed optimizer, which is sharded over data-parallel
+ranks.
 
 Gradients are reduce-scattered, every rank updates its part of each buffer, and the new weights are
 gathered. A part is a range of a flattened parameter, not a box. So states are gathered when they
@@ -110,7 +111,7 @@ class RankOptimizer(RankState):
 
     @abstractmethod
     def grad_norm(self) -> float:
-        """Return the norm of the reduced gradients over all ranks of the layout. All call it."""
+        """Return the norm of reduced gradients over all ranks of the layout. All must call it."""
 
     @abstractmethod
     def step(self, grad_norm: float, learning_rate: float) -> Movement:
@@ -241,7 +242,7 @@ def _gradient(parameter: nn.Parameter) -> Tensor:
 
 
 def norm_over_layout(gradients: Sequence[Tensor], device: torch.device) -> float:
-    """Return the norm of the gradients of all ranks of the layout. They all call it."""
+    """Return the norm of the gradients of all ranks of the layout. All of them must call it."""
     squares = torch.tensor(sum_squares(gradients), dtype=torch.float64, device=device)
     dist.all_reduce(squares, group=layout_group())
     return math.sqrt(float(squares))

@@ -51,9 +51,9 @@ def align_microbatches(
     """Return the microbatches padded, with empty ones appended, so that no rank waits for another.
 
     Ranks that share experts exchange the tokens of every microbatch. So they need equal numbers of
-    microbatches, and equal shapes if they gather the tokens of all. They call this together. Ranks
-    that share only gradients need neither. Ranks that share each row need its length to be a
-    multiple.
+    microbatches, and equal shapes if they gather the tokens of all. All of them must call this
+    together. Ranks that share only gradients need neither. If ranks share each row, its length must
+    be a multiple of the number of its parts.
     """
     multiple = config.tensor_model_parallel_size if config.sequence_parallel else 1
     if layout.grid.context > 1:
@@ -86,7 +86,7 @@ def _most(values: Sequence[int], group: ProcessGroup) -> list[int]:
 
 
 def _pad(packed: PackedRows, rows: int, tokens: int, multiple: int) -> PackedRows:
-    """Pad to ``rows`` rows of ``tokens`` tokens, rounded up to ``multiple``. It is never read."""
+    """Pad to ``rows`` x ``tokens``, rounded up to ``multiple``. The padding is never read."""
     tokens = -(-tokens // multiple) * multiple
     if packed.input_ids_RT.shape == (rows, tokens):
         return packed

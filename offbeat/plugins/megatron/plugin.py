@@ -39,7 +39,7 @@ class MegatronPlugin(TrainerPlugin):
         yield from layout_clashes(of_kind(MegatronTrainerConfig, config.trainer))
 
     def check(self, config: "RunConfig", gpu: int | None) -> Iterator[Finding]:
-        """Check that it knows the model and can divide it, and the size of its largest rank."""
+        """Check that the trainer can divide the model, and check the size of its largest rank."""
         from offbeat.plugins.megatron.checks import check_layout
 
         yield from check_layout(config, gpu)

@@ -1,6 +1,6 @@
 """Router of a layer of experts, which scores and chooses like the routers of transformers.
 
-The library's router rounds scores of any dtype to float32, sums other numbers of experts per
+The library's router rounds scores of any dtype to float32, sums a different number of experts per
 group, and always normalises sigmoid scores. It updates its bias before a step is known to be
 applied.
 

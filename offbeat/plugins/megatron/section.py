@@ -26,8 +26,8 @@ class MegatronTrainerConfig(ModelTrainerConfig):
     also has the embedding, and the last one has the head."""
 
     context_parallel: Annotated[int, Field(ge=1)] = 1
-    """Ranks that share each row of tokens. Together they hold this many times
-    `trainer.max_tokens_per_microbatch`."""
+    """Ranks that share each row of tokens. Together they hold up to
+    `trainer.max_tokens_per_microbatch` times this number of tokens."""
 
     expert_parallel: Annotated[int, Field(ge=1)] = 1
     """Ranks of a stage that share the experts. It must divide tensor_parallel x context_parallel x
@@ -37,8 +37,8 @@ class MegatronTrainerConfig(ModelTrainerConfig):
     """Ranks that share the matrices of each expert, independent of `trainer.tensor_parallel`."""
 
     sequence_parallel: bool = False
-    """Let tensor-parallel ranks also share the tokens: less activation memory, same traffic.
-    Experts with tensor parallelism need this."""
+    """Let tensor-parallel ranks also share the tokens. This saves activation memory without more
+    traffic. Models with experts need it for tensor parallelism."""
 
     @property
     def stages(self) -> int:

@@ -141,7 +141,7 @@ class SavedShares:
 
 
 def _fill(target: Tensor, region: Region, pieces: Iterable[tuple[Region, Tensor]]) -> int:
-    """Copy the overlap of pieces with a region. Return how many of its elements no piece has."""
+    """Copy the overlap of pieces with a region. Return the number of elements that no piece has."""
     missing = region.elements
     for held, piece in pieces:
         if common := region.intersection(held):

@@ -99,7 +99,7 @@ def _everything(packed: PackedRows) -> TokenShare:
 
 
 def _at_least_one(places_U: Ints) -> Ints:
-    """Return the places, or the first one, because the output head participates in collectives."""
+    """Return the places, or else the first one, because the output head must join collectives."""
     return places_U if len(places_U) else np.zeros(1, np.int64)
 
 

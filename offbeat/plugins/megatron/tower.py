@@ -109,7 +109,7 @@ def _gradients(tower: PreTrainedModel) -> Iterator[Tensor]:
 
 
 def names_in_files(path: Path) -> dict[str, str]:
-    """Return the names in a directory's files of weights that have different names in its model.
+    """Return the names in a directory's files, for weights that have different names in its model.
 
     transformers renames the weights of some image-text models when it loads them.
     """

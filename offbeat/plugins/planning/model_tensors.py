@@ -55,10 +55,11 @@ def model_tensors(
 
     Args:
         path: ``config.json``, or the directory that contains it.
-        policy: Wire types. If it names none, tensors travel in the config's type.
+        policy: Wire types. If it names none, tensors are sent in the config's type.
         tensor_ranks: Ranks of the torch trainer that divide matrices by the model's own plan.
         holds_tower: Whether these ranks also hold the vision tower, if the model has one.
-        names: Names of the sizes to change in errors, if these ranks do not divide the model.
+        names: Names that errors use for the sizes to change, if these ranks do not divide the
+            model.
 
     Raises:
         UnreadableModelConfig: The file is missing, or transformers does not know the model.

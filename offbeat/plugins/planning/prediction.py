@@ -33,7 +33,7 @@ from offbeat.telemetry.time_accounting import TrainerTime
 
 _GROUPS: Final = 2048
 _STEPS: Final = (24, 128)
-"""Smallest and largest number of measured steps of a virtual run, after it has settled."""
+"""Minimum and maximum number of steps of a virtual run that are measured after it has settled."""
 _WAITS: Final = (TrainerTime.WAITING_GROUPS, TrainerTime.WAITING_WEIGHTS)
 _FOREVER: Final = 1e7  # seconds, of deadlines, because nothing is lost on the virtual clock
 _MOST_EVENTS: Final = 20_000_000

@@ -3,9 +3,9 @@
 Reads the times of a run from its directory. The planner starts from them.
 
 It fits the pace of an engine: a group needs ``longest * (alone + shared * n)`` seconds. ``longest``
-is the tokens of its longest sample, ``n`` the sequences that decoded at the same time. Tokens may
-explain little of the times, as with tools or a stand-in engine. Then the planner draws from the
-measured seconds, which do not depend on other decoding.
+is the tokens of its longest sample, ``n`` the sequences that decoded at the same time. Token counts
+may explain little of the times, for example with tools or a stand-in engine. Then the planner draws
+from the measured seconds, and assumes that they do not depend on what else is decoded.
 """
 
 import math
@@ -399,7 +399,7 @@ def _check_cores(cores: float | None, others: float | None) -> None:
 
 
 def _beside(costs: Costs, others: float | None) -> Costs:
-    """Return the costs on cores that ``others`` outside processes also use."""
+    """Return the costs on cores that are shared with ``others`` outside processes."""
     if others is None or costs.core_use is None:
         return costs
     return replace(costs, core_use=replace(costs.core_use, others=others))

@@ -114,7 +114,7 @@ def estimate(config: RunConfig, law: LengthLaw) -> MemoryEstimate:
 def _largest_minibatch(
     config: RunConfig, law: LengthLaw, model: "PreTrainedModel"
 ) -> Sequence[FabricatedGroup]:
-    """Return the groups of the minibatch with most tokens, as a single rank gets them."""
+    """Return the groups of the minibatch with the most tokens, as a single rank gets them."""
     from offbeat.trainers.torch.model import vocabulary  # noqa: PLC0415 -- it loads torch
 
     made = fabricate_step(law, config, vocabulary(model))
@@ -130,11 +130,11 @@ _END_S: Final = 10.0
 _READ_BYTES: Final = 1 << 16
 _RANK: Final = (sys.executable, "-m", "offbeat.plugins.planning.sweep_rank")
 _UNDER_A_LIMIT: Final = {"MALLOC_MMAP_THRESHOLD_": str(1 << 16), "HF_DEACTIVATE_ASYNC_LOAD": "1"}
-"""Makes it repeatable whether a point fits. glibc returns freed blocks of 64 KiB and more, as a
-device reuses its memory. By default the order of frees decides which blocks glibc keeps.
-transformers loads in one thread. Otherwise each of its threads leaves a stack of 8 MiB, and the
-number of threads depends on the speed of the first. Set only under a memory limit. Other points use
-the allocator of a run, even if fetching pages again costs time."""
+"""With these variables, it is repeatable whether a point fits. glibc then returns freed blocks of
+64 KiB and more, just as a device reuses its memory. By default, the order of frees decides which
+blocks glibc keeps. transformers loads in one thread. Otherwise each of its threads leaves a stack
+of 8 MiB, and the number of threads depends on the speed of the first. Set only under a memory
+limit. Other points use the allocator of a run, even if fetching pages again costs time."""
 TOKENS: Final = "trainer.max_tokens_per_microbatch"
 _ENCODER: Final = "trainer.encoder"
 _DEVICE: Final = "trainer.device="
@@ -179,7 +179,7 @@ def sweep(request: SweepRequest, loaded: LoadedRecipe, out: Path, said: Said) ->
         said: Called with each newly measured point.
 
     Raises:
-        UnusableSweep: The request contradicts itself, or the file holds another sweep.
+        UnusableSweep: The request contradicts itself, or the file holds a different sweep.
         UnusableLengths: Samples exceed the model's length.
     """
     if loaded.config.trainer.backend == "stub":
@@ -246,9 +246,9 @@ def largest_budget(
 ) -> list[SweepPoint]:
     """Bracket the largest token budget that fits: double it until one does not fit, then bisect.
 
-    The budgets are multiples of a quarter of ``first``. The answer is exact to one of them, unless
-    even the smallest does not fit. The search ends at a budget that holds all groups of a step,
-    because a larger one changes nothing.
+    The budgets are multiples of a quarter of ``first``. The answer is exact to one such multiple,
+    unless even the smallest does not fit. The search ends at a budget that holds all groups of a
+    step, because a larger one changes nothing.
 
     Args:
         settings: The other settings of the point.

@@ -50,7 +50,7 @@ class SweepPoint(msgspec.Struct, frozen=True):
 
     @property
     def estimate(self) -> str:
-        """Estimated MiB of a rank, after ``>`` without activations, empty if nothing is known."""
+        """Estimated MiB of a rank. A ``>`` in front means without activations. Empty if unknown."""
         if self.held_mib is None:
             return ""
         if self.activations_mib is None:
@@ -63,7 +63,7 @@ class _Header(msgspec.Struct, frozen=True):
 
 
 def combinations(over: Sequence[str]) -> list[tuple[str, ...]]:
-    """Return the settings of every point of ``KEY=VALUE,VALUE`` axes, the last axis fastest.
+    """Return the settings of every point of ``KEY=VALUE,VALUE`` axes; the last axis varies fastest.
 
     Raises:
         UnusableSweep: An axis without values, or given twice.
@@ -96,7 +96,7 @@ class SweepFile:
             identity: Digest of recipe, lengths and versions, without the settings that vary.
 
         Raises:
-            UnusableSweep: The file holds another sweep, or is not a sweep's file.
+            UnusableSweep: The file holds a different sweep, or is not a sweep's file.
         """
         self.path = path
         self._found = dict[tuple[str, ...], SweepPoint]()

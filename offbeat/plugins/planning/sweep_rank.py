@@ -1,4 +1,4 @@
-"""One trainer rank of a sweep point: warm-up and timed steps on fabricated groups, in a process."""
+"""Process of one trainer rank of a sweep point: warm-up and timed steps on fabricated groups."""
 
 # pyright: reportUnknownMemberType=false
 # torch declares some functions without types.

@@ -1,6 +1,6 @@
 """Plan of the weight sync between two layouts, as a table: ``offbeat plan-sync``.
 
-Account of a plan: bytes moved, bytes that must move at least, and the busiest rank. Pure.
+Account of a plan: bytes moved, the minimum of bytes to move, and the busiest rank. Pure.
 """
 
 import json

@@ -156,7 +156,7 @@ class VirtualRollouts:
         cores: SharedCores,
         use: CoreUse | None,
     ) -> None:
-        """``work``: given to groups in its order, and again from its beginning.
+        """``work`` is assigned to groups in order, and starts over at its end.
 
         So a virtual run has the lengths in the same order as the measured run.
         """

@@ -23,7 +23,8 @@ from offbeat.controller.events import (
 from offbeat.messages.groups import Receipt
 
 MAX_ROWS: Final = 200_000
-"""Maximum rows. For longer runs the last groups are shown, because the page would be too large."""
+"""Maximum number of rows. Of a longer run only the last groups are shown, to limit the page's
+size."""
 _DROP_LABELS: Final = 255  # one byte per group
 
 

@@ -91,7 +91,7 @@ def find_same_prompts(run_dir: Path, text: TokenText) -> SamePrompts | None:
 def _chosen(
     early: Mapping[Key, float], late: Mapping[Key, float]
 ) -> tuple[dict[str, int], list[tuple[Any, Key]]]:
-    """Return how many prompts did better, equally and worse, and the prompts to show, with why."""
+    """Return how many prompts did better, equally and worse, and which to show and why."""
     gains = {key: late[key] - early[key] for key in sorted(early.keys() & late.keys())}
     better = [key for key, gain in gains.items() if gain > 0]
     equal = [key for key, gain in gains.items() if gain == 0]
@@ -148,7 +148,7 @@ def _rows_of(table: Any, scores: Sequence[Row], key: Key) -> list[Row]:  # noqa:
 
 
 def _scored(rows: Sequence[Row], mean: float) -> PromptSample:
-    """Return the first sample with a reward, so that no better one is selected."""
+    """Return the first sample with a reward, rather than the best one."""
     row = next((each for each in rows if each["is_valid"]), rows[0])
     return PromptSample(
         version=row["version"],
@@ -241,7 +241,7 @@ def _sampled(
     mean: float,
     text: TokenText,
 ) -> PromptSample:
-    """Return the first sample with a reward, so that no better one is selected."""
+    """Return the first sample with a reward, rather than the best one."""
     group = rows[0]["prompt_index"]
     row = texts[group, attempts[group]][rows[0]["sample"]][0]
     ids = list(row["response_ids"] or ())

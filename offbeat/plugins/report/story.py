@@ -52,7 +52,7 @@ class RunStory:
             NotARun: The directory has no journal.
             JournalCorrupt: A file of the journal is damaged.
             JournalVersion: A different version of offbeat wrote it.
-            NoRegularFile: A name in the journal is not of a regular file.
+            NoRegularFile: A name in the journal does not belong to a regular file.
             ImpossibleEvent: An event does not fit the events before it.
         """
         self.run_dir, self._clock = run_dir, clock

@@ -309,8 +309,8 @@ class Timeline:
     def left_out(self) -> int:
         """Return the number of incidents and quiet spells that are not listed.
 
-        A part of the journal keeps its longest pauses. If each kept pause is a spell, the pauses
-        that it does not keep are counted as spells too.
+        A part of the journal keeps only its longest pauses. If all of these are quiet spells, its
+        other pauses are counted as spells, too.
         """
         full = (
             part.quiet_left_out

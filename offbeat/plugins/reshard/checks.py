@@ -112,7 +112,7 @@ def deadline_clashes(sync: ReshardSyncConfig) -> Iterator[Clash]:
 
 
 def release_clashes(config: RunConfig) -> Iterator[Clash]:
-    """Yield releases that ranks cannot send, and wires that ranks and engines do not have."""
+    """Yield releases that ranks cannot send, and wires that ranks and engines lack."""
     if (wire := find_wire(config.sync)) == "tcp":
         return
     if config.sync.delta:

@@ -24,8 +24,8 @@ log = structlog.stdlib.get_logger()
 _RETRY_S: Final = 0.1  # between two attempts to accept if the process has no free descriptor
 _SEND_S: Final = 1.0  # to send a few bytes into an empty buffer, which does not block
 _MOST_STRANGERS: Final = 64
-"""Maximum number of connections without a valid message. Beyond it, the oldest is closed. This is
-no member, because a member sends its join when it connects."""
+"""Maximum number of connections without a valid message. Beyond it, the oldest is closed. Such a
+connection is not from a member, because a member sends its join when it connects."""
 _decode_join = msgspec.msgpack.Decoder(Join).decode
 _decode_answer = msgspec.msgpack.Decoder(Answer).decode
 

@@ -46,8 +46,8 @@ def call_within(
         give_up: Asks the call to end. ``give_up`` may itself block; its errors are ignored.
 
     Raises:
-        BrokenLink: The call has not ended in time and was asked to end. If both needed less than
-            ``GRACE_S``, they have ended by now.
+        BrokenLink: The call has not ended in time and was asked to end. If the call and ``give_up``
+            needed less than ``GRACE_S``, both have ended by now.
         Exception: The call raised it.
     """
     outcome = start_in_thread(call, what)
@@ -131,9 +131,9 @@ class NcclGroups:
     Not run yet: ``make test-gpu`` runs it on GPUs. CPU tests use gloo groups instead, which have the
     same calls and also connect during their first message.
 
-    Communicators block, and ``EagerGroups`` sets the deadlines. Non-blocking communicators cannot
-    set them: torch waits with one timeout for the whole process, read once, while holding the lock
-    that an abort needs. NCCL 2.26 also hangs in that mode
+    Communicators block, and ``EagerGroups`` enforces the deadlines. Non-blocking communicators
+    cannot enforce them: torch reads one timeout for the whole process once, and while it waits it
+    holds the lock that an abort needs. NCCL 2.26 also hangs in that mode
     (https://github.com/pytorch/pytorch/issues/153960).
     """
 

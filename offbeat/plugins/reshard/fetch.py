@@ -4,8 +4,8 @@
                       |
                       +-- the sender failed --> assigned to another holder, or lost
 
-Each receiver decides without source ranks and other receivers, so the loss of a process does not
-affect the others.
+Each receiver decides without asking source ranks or other receivers, so the loss of a process does
+not affect the others.
 """
 
 from collections.abc import Sequence

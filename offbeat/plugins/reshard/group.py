@@ -191,7 +191,7 @@ class Device:
         """Do nothing, because gloo closes its connections with the last reference."""
 
     def abort(self, group: ProcessGroupGloo) -> None:
-        """Do nothing, as ``close``."""
+        """Do nothing, like ``close``."""
 
     def byte(self) -> Tensor:
         return torch.ones(1, dtype=torch.uint8)

@@ -32,7 +32,7 @@ class Reshard(TransportPlugin):
         yield from deadline_clashes(of_kind(ReshardSyncConfig, config.sync))
 
     def find_clashes_of_real_run(self, config: "RunConfig") -> Iterator[Clash]:
-        """Yield releases that ranks cannot send, and wires that ranks and engines do not have."""
+        """Yield releases that ranks cannot send, and wires that ranks and engines lack."""
         from offbeat.plugins.reshard.checks import release_clashes
 
         yield from release_clashes(config)

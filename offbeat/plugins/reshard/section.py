@@ -29,13 +29,13 @@ class ReshardSyncConfig(BaseSyncConfig):
     `slack_s`. Lower it for slow networks; broken links are then noticed later."""
 
     slack_s: Annotated[float, Field(gt=0)] = 5.0
-    """Seconds that any wait for a peer may take, whatever the size. Raise it for machines that
-    stall; lost engines are then skipped later."""
+    """Seconds allowed for each wait for a peer, in addition to the time for the data. Raise it for
+    machines that stall; lost engines are then skipped later."""
 
     wire: Literal["tcp", "cuda_ipc", "nccl"] = "tcp"
     """How buckets are sent. tcp: through main memory, between any machines. cuda_ipc: device memory
-    shared with engines on the same GPU. nccl: between devices. The last two need another device
-    copy of the data sent or received, and have not run on a GPU."""
+    shared with engines on the same GPU. nccl: between devices. cuda_ipc and nccl need one more
+    copy, in device memory, of the data sent or received. They have not run on a GPU yet."""
 
     def sends_regions(self, ranks: int) -> bool:
         """Return whether releases of ``ranks`` trainer ranks are cut into regions of tensors.

@@ -68,7 +68,7 @@ class BucketWire(Protocol):
         ...
 
     def refusal(self, route: Route) -> str:
-        """Return why a sender cannot be received from and a fix, or an empty string."""
+        """Return why nothing can be received from a sender, with a fix, or an empty string."""
         ...
 
     def memory_to_send(self, nbytes: int) -> BucketMemory:

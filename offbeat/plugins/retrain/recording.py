@@ -53,7 +53,7 @@ class RecordedSteps:
     after: int  # earlier versions are not kept
     last: float  # nor are later ones
     steps: dict[int, RecordedStep] = field(default_factory=dict[int, RecordedStep])
-    """By version."""
+    """Applied steps by version."""
     checkpoints: dict[int, str] = field(default_factory=dict[int, str])
     """Digest of the weights in the checkpoint of each version."""
     releases: dict[int, str] = field(default_factory=dict[int, str])
@@ -97,7 +97,7 @@ class RecordedSteps:
             self._ready.pop(prompt_index, None)
 
     def _rewind_to(self, version: int) -> None:
-        """Forget what the run has undone. Its groups are rolled out again."""
+        """Forget the steps that the run has undone. Their groups are rolled out again."""
         self.newest = version
         for of_version in (self.steps, self.checkpoints, self.releases):
             for undone in [each for each in of_version if each > version]:

@@ -2,7 +2,7 @@
 
 The journal writes sums next to each snapshot. Page, ``watch``, ``export`` and ``why`` read them
 instead of the records. This audit cuts the product's sums into parts and carries them over restarts
-as a journal does it. Then it compares them with a plain count of the same records.
+as a journal does. Then it compares them with a plain count of the same records.
 
 The plain count keeps every interval of time as a pair, and every step by its version. It shares no
 code with the sums that the journal writes.
@@ -312,7 +312,7 @@ def _seconds(bins: bytes) -> float:
 
 
 def _differing_steps(steps: AppliedSteps, plain: PlainSums) -> Iterable[str]:
-    """Yield a sentence for each column of the steps, as a page reads them, that differs."""
+    """Yield a sentence for each differing column of the steps, as a page reads them."""
     counted = [plain.steps[version] for version in sorted(plain.steps)]
     columns = {name: steps.field(name).tolist() for name in STEP_FIELDS}
     read = steps.columns()

@@ -151,7 +151,7 @@ Key = tuple[str, str, int]
 
 
 class AuditedFetches(AuditTable):
-    """Follows each fetch of each engine by the engines' own records."""
+    """Follows each fetch of each engine, according to the engines' own records."""
 
     def __init__(self, config: RunConfig, findings: Findings) -> None:
         super().__init__(findings)

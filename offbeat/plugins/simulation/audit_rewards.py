@@ -118,7 +118,7 @@ class AuditedTurns(AuditTable):
         self._edition += 1
 
     def on_unchanged(self, record: WeightsUnchanged) -> None:
-        """Let the engines continue that served these weights before."""
+        """Let the engines that served these weights before continue."""
         self._edition -= 1
         for engine, use in self._uses.items():
             if use[:2] == (record.incarnation, self._edition):

@@ -1,7 +1,7 @@
 """The auditor's account of samples: I18, recounted from receipts and from the trainer's records.
 
 Elsewhere a group counts as a whole. Here each of its samples is trained, masked, or dropped with
-its group. A masked sample moves nothing: the advantages of a group come from its valid samples.
+its group. A masked sample changes nothing: the advantages of a group come from its valid samples.
 The worker's draws of masked samples, retried samples and branches must appear everywhere they are
 counted: in receipts, in rows of the trainer, and in the metrics of a step.
 """

@@ -359,7 +359,7 @@ class Steps(AuditTable):
 
 
 def _other_weights(sampled: Mapping[int, str], trained: Sequence[str | None]) -> str:
-    """Return the first version with other weights than the trainer's, or an empty string."""
+    """Return the first version whose weights differ from the trainer's, or an empty string."""
     for version, digest in sampled.items():
         known = trained[version] if version < len(trained) else None
         if known is not None and digest != known:

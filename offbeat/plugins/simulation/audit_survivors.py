@@ -1,4 +1,4 @@
-"""Checks that healthy engines continue to work while the loss of a machine is not known: I24."""
+"""Checks that healthy engines continue to work while a machine's loss is not known yet: I24."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -17,7 +17,7 @@ _SLACK_S: Final = 20.0
 _SLOWEST_SIGMAS: Final = 5.0
 """Standard deviations of the slowest rollout from the median. The trainer may wait for it."""
 _SLOWEST_STEP: Final = 1.5
-"""Longest time of the simulated trainer's pass over a step, in its ``stub.step_s``."""
+"""Longest time of the simulated trainer's pass over a step, as a multiple of ``stub.step_s``."""
 _OTHERS_S: Final = 150.0
 """Seconds for which another fault may explain a quiet run: more than the longest deadline."""
 _WORK: Final = (

@@ -94,8 +94,8 @@ def run_campaign(
         seeds: Seeds of the episodes.
         profile: Name of the set of faults to draw.
         planned_faults: Play these faults in every episode instead.
-        workers: Number of processes. None: one per core. 1 plays in this process. They end with the
-            iterator.
+        workers: Number of processes. None: one per core. 1: play in this process. The processes end
+            with the iterator.
     """
     total = CampaignTotals()
     encoded = base.model_dump_json().encode()

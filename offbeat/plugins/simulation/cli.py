@@ -46,7 +46,7 @@ _SUBSTITUTES: Final = {
     ADVANTAGE: "grpo",
     LOSS: "no loss is computed",
 }
-"""Replacements in an episode for parts of the user, by the key of ``targets``."""
+"""Stand-ins for the user's code in an episode, by the key of ``targets``."""
 
 _MADE_UP: Final = "made-up tokens and rewards"
 

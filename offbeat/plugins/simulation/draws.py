@@ -272,7 +272,7 @@ def _with_engines(base: RunConfig) -> dict[str, Any]:
 
 
 def _sample_failures(rng: random.Random, profile: str) -> tuple[float, dict[str, Any]]:
-    """Return the share of tries that fail, and the policy for them, in half of the episodes."""
+    """Return, in half of the episodes, a share of tries that fail and the policy for them."""
     if profile not in ("all", "data") or rng.random() < 0.5:  # noqa: PLR2004
         return 0.0, {"on_failed_sample": "fail_group", "min_valid_samples": None}
     policy = rng.choice(("retry", "retry", "mask", "fail_group"))
@@ -368,7 +368,8 @@ _PATIENT: Final[dict[str, Any]] = {
     "checkpoint": {"deadline_s": 120.0},
     "supervision": {"stall_timeout_s": 400.0},
 }
-"""Settings of an episode that loses a machine. Deadlines outlast the time until that is known."""
+"""Settings of an episode that loses a machine. Deadlines outlast the time until the loss is
+known."""
 
 
 def extend_deadlines(config: RunConfig, planned_faults: list[PlannedFault]) -> RunConfig:

@@ -328,7 +328,7 @@ def draw_outage(rng: random.Random, profile: str, *, steps: int) -> list[Planned
 def draw_machine_faults(
     rng: random.Random, profile: str, *, steps: int, machines: Mapping[str, str]
 ) -> list[PlannedFault]:
-    """Draw which machines are lost in 40 % of episodes, or in each one of profile ``machines``."""
+    """Draw lost machines, in 40 % of episodes or in all episodes of the profile ``machines``."""
     names = sorted(set(machines.values()))
     if not names or profile not in ("machines", "all"):
         return []

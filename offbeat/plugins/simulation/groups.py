@@ -140,7 +140,7 @@ def drawn_samples(receipt: Receipt) -> DrawnSamples:
 
 
 def data_problem(content: Content) -> str:
-    """Return why the data of a group fail it. Pictures have additional reasons."""
+    """Return why a group fails because of its data. Pictures have additional reasons."""
     reasons = _PICTURE_PROBLEMS if content.media_bytes else _DATA_PROBLEMS
     return reasons[content.task.prompt_index % len(reasons)]
 

@@ -195,7 +195,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
         Raises:
             Deadlock: It can never be done.
-            OutOfBounds: It is not done within the limits of an episode on events and time.
+            OutOfBounds: It is not done within an episode's limits on events and time.
         """
         self._running = True
         asyncio._set_running_loop(self)  # noqa: SLF001 - public, for authors of event loops

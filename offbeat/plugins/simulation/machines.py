@@ -51,7 +51,7 @@ class Machines:
         self._unreachable[self._now(machine)] = at_s + DEATH_NOTICED_S
 
     def replace(self, machine: str) -> None:
-        """Put a new machine in its place. Processes that start there from now on use its memory."""
+        """Replace a machine by a new one. Processes that start there from now on use its memory."""
         self._incarnations[machine] = self._incarnations.get(machine, 1) + 1
 
     def noticed_in_s(self, memory: MachineMemory | None) -> float:

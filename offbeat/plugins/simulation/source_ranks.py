@@ -40,8 +40,8 @@ class SourceRanks:
 
         Args:
             digest: Digest of the trainer's weights.
-            diverges: Whether one copy of a bucket differs from the others. It belongs to the last
-                rank that holds any bucket with copies.
+            diverges: Whether one copy of a bucket differs from the others. That copy belongs to the
+                last rank that holds any bucket with copies.
 
         Raises:
             ReplicasDiverged: Copies of the same weights differ.

@@ -43,7 +43,8 @@ _DEADLY_AFTER_S: Final = 0.1  # from arrival to the death of the engine
 _ENDLESS_S: Final = 1e5  # longer than any episode
 REWARD_S: Final = 0.02
 TURN_S: Final = 0.05
-"""Time of the environment between two turns of a group, while its engine has none of it."""
+"""Time that the environment needs between two turns of a group. The engine has no part of the group
+meanwhile."""
 
 
 class FakeWorker(Actor):

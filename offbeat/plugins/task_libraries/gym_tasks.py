@@ -2,7 +2,7 @@
 
 An item is a pure function of the task, its parameters, the seed of the run and the row number. So a
 prompt is two integers. The worker creates the question from them. A reward child creates the same
-item again to score a response. Importing reasoning-gym lasts seconds, so this module imports it
+item again to score a response. Importing reasoning-gym takes seconds, so this module imports it
 only when needed.
 """
 # pyright: reportMissingImports=false, reportMissingTypeStubs=false, reportUnknownArgumentType=false

@@ -1,6 +1,6 @@
 """Creates environments of the library verifiers from its configuration.
 
-Only child processes import this module, because importing verifiers lasts seconds.
+Only child processes import this module, because importing verifiers takes seconds.
 """
 # pyright: reportMissingImports=false, reportMissingTypeStubs=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false

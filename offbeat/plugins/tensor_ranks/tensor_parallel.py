@@ -50,7 +50,8 @@ _EXPERTS: Final = ("num_experts", "n_routed_experts", "num_local_experts")
 _HEADS_AXIS: Final = 2
 """Axis of the heads in the input of query and key norms, [R, T, heads, D].
 
-A model may swap it with the tokens without effect, because a norm only reduces the last axis.
+A model may swap this axis with the tokens without effect, because a norm only reduces the last
+axis.
 """
 
 
@@ -107,7 +108,7 @@ def check_divided(model: str, counts: Mapping[str, int], ranks: int, setting: st
 
     Args:
         model: Name of the model's class.
-        counts: Number of each kind of thing.
+        counts: Numbers to divide, by what they count.
         ranks: Number of tensor ranks.
         setting: Key of the recipe that sets ``ranks``.
 
@@ -243,7 +244,7 @@ def _find_divided(model: PreTrainedModel) -> Iterator[tuple[str, str]]:
 
 
 def _parts(model: PreTrainedModel) -> Iterator[tuple[str, str]]:
-    """Yield name and kind of each divided module: of the plan, or its matrix and one addition."""
+    """Yield name and kind of each divided module; for a replaced module, two of its parts."""
     for name, kind in _find_divided(model):
         added = _find_added(model, name)
         yield name if added is None else added.matrix, kind

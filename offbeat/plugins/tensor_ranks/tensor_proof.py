@@ -29,8 +29,8 @@ from offbeat.trainers.torch.sharding import RankMesh, class_name, own
 _TOLERANCE: Final = 0.1
 """Largest difference between copies of a gradient, relative to the largest value of the first.
 
-Copies differ by the rounding of kernels that add in no fixed order, at most a percent in 16 bits.
-Parts of a sum that was never added up differ by as much as their own size.
+Copies differ by rounding, because kernels add in no fixed order: by at most a percent in 16 bits.
+If a sum over ranks is missing, copies differ by as much as their own size.
 """
 
 _GAPS: Final = msgspec.msgpack.Decoder(tuple[float, str])
@@ -38,7 +38,7 @@ _DIGESTS: Final = msgspec.msgpack.Decoder(str)
 
 
 class ReplicaRowsDiffer(OffbeatError):
-    """Tensor-parallel ranks of a replica got different groups, so their sums would fit neither.
+    """Tensor-parallel ranks of a replica got different groups, so their sums would be wrong.
 
     Fix: report it.
     """
@@ -92,7 +92,7 @@ def prove_copies(
 
 
 def copies_gap(model: PreTrainedModel, total: Tensor, mesh: RankMesh) -> tuple[float, str]:
-    """Return the largest gap between a gradient's copies, over its largest value, and its name.
+    """Return the largest gap between copies of a gradient, relative to its maximum, and its name.
 
     All ranks of the mesh must call it together, before the optimizer is created. It leaves no
     gradient.

@@ -13,7 +13,7 @@ from offbeat.telemetry.tracker import ExportPlace, Sink, TrackedRun, Tracker
 
 
 class TensorBoardConfig(Config):
-    """TensorBoard, in addition to ``metrics.jsonl``: a file of events, no server."""
+    """TensorBoard, in addition to ``metrics.jsonl``: writes event files, and starts no server."""
 
     enabled: bool = False
     """Write `tensorboard/` in the run directory during the run (extra `tensorboard`). `offbeat
@@ -62,7 +62,7 @@ class TensorBoardTracker(Tracker[TensorBoardConfig]):
             yield ok("tensorboard", f"x axis in {section.x_axis}")
 
     def export_place(self, run: TrackedRun, output: str | None) -> ExportPlace:
-        """Return a directory for event files: the run's, or one of its name in ``output``.
+        """Return a directory for event files: the run's, or one with the run's name in ``output``.
 
         Raises:
             EventsThere: It already has event files.

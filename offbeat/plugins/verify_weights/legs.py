@@ -327,7 +327,7 @@ def verify_export(run: VerifiedRun, against: Path | None) -> list[LegResult]:
 
 
 def verify_engines(run: VerifiedRun, served: Sequence[ServedWeights]) -> list[LegResult]:
-    """Compare each engine's weights with its release, and that with its version's checkpoint."""
+    """Compare each engine's weights with its release, and the release with its checkpoint."""
     results = list[LegResult]()
     for each in served:
         results += compare_served(each, _reference(run, each.version))
@@ -351,7 +351,7 @@ def _intact(path: Path) -> SavedWeights:
 
 
 def _explain_rounding(run: VerifiedRun, checkpoint: Path) -> str | None:
-    """Return why float32 masters cannot be compared with weights made of them, else None."""
+    """Return why float32 masters cannot be compared with weights made from them, else None."""
     config = run.config()
     if config is None or config.trainer.backend == "stub" or not checkpoint.name.startswith(_STATE):
         return None

@@ -33,7 +33,7 @@ def verify_weights(
         float, typer.Option("--wait", help="Seconds to wait for the engines.")
     ] = 60.0,
 ) -> None:
-    """Find the first differing weight. Names its stage: export, wire, load. Exit code 1: one differs."""
+    """Find the first weight that export, wire or load changed. Exit code 1: a weight differs."""
     from offbeat.plugins.verify_weights.legs import legs_or_exit
 
     legs = legs_or_exit(what, against, engine=engine, wait_s=wait_s)

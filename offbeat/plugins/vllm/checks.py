@@ -167,7 +167,7 @@ def _releases_set_the_quantization(
 
 
 def find_unrecorded_keys(config: RunConfig) -> list[str]:
-    """Return the keys of a recipe with which the layout of vLLM's workers is not recorded."""
+    """Return the keys of a recipe that prevent recording the layout of vLLM's workers."""
     vllm = of_kind(VllmGeneratorConfig, config.generator).vllm
     is_set = {
         "generator.vllm.pipeline_parallel": vllm.pipeline_parallel > 1,

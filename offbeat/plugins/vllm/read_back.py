@@ -2,7 +2,7 @@
 
 A worker's parameters join several tensors (``qkv_proj``), are cut over ranks and, on CPU, packed
 for kernels. Then no memory holds their values any more. But a kernel shows its matrix in the
-results for unit vectors: one column each, exact but for the sign of zeros. The recording of the
+results for unit vectors: one column each, exact except for the sign of zeros. The recording of the
 loader maps each region of each tensor to elements of a parameter.
 """
 

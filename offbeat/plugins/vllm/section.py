@@ -21,20 +21,21 @@ class VllmConfig(Config):
     per token."""
 
     expert_parallel: bool = False
-    """Distribute whole experts, not a slice of each. Good for many small experts. The busiest
-    device sets the speed."""
+    """Give each device whole experts instead of a slice of every expert. Good for many small
+    experts. The busiest device sets the speed."""
 
     pause: Literal["keep", "wait", "abort"] = "keep"
-    """Running samples at a weight sync. keep: continue under the new weights, with mixed versions.
-    wait: finish first, which delays the sync. abort: start again under the new weights."""
+    """What happens to running samples at a weight sync. keep: they continue under the new weights,
+    with mixed versions. wait: they finish first, which delays the sync. abort: they start again
+    under the new weights."""
 
     kv: Literal["recompute", "keep"] = "recompute"
-    """Cached keys and values at a weight sync. recompute: compute them again with the new weights.
-    keep: reuse them, which costs nothing but shifts logprobs."""
+    """What happens to cached keys and values at a weight sync. recompute: compute them again with
+    the new weights. keep: reuse them, which costs nothing but shifts logprobs."""
 
     call_deadline_s: Annotated[float, Field(gt=0)] = 60.0
-    """Seconds for each sync call into the engine, after which the engine is STALE. Raise it for
-    large models."""
+    """Seconds for each sync call into the engine, after which the engine is STALE: it serves
+    nothing until a later sync is complete. Raise it for large models."""
 
     heartbeat_deadline_s: Annotated[float, Field(gt=0)] = 60.0
     """Seconds for the engine process to answer between decode steps, after which it counts as hung.

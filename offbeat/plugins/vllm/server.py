@@ -1,6 +1,6 @@
 """Server of a vLLM engine.
 
-Environment variables of an engine's process that vLLM reads.
+Also sets the environment variables that vLLM reads in an engine's process.
 """
 
 import asyncio

@@ -55,8 +55,8 @@ def record_worker(
         checkpoint: Shape and dtype of every tensor of the model's files.
 
     Raises:
-        LayoutNotRecorded: The loader writes a parameter other than by copies, an element twice, or
-            leaves one unwritten.
+        LayoutNotRecorded: The loader writes a parameter by other means than copies, writes an
+            element twice, or leaves one unwritten.
     """
     model = _without_memory(vllm_config)
     load: Loader = model.load_weights  # type: ignore[assignment] -- every model of vLLM has it
@@ -229,7 +229,7 @@ class WorkerFetch:
 
 
 def _explain_unrecorded(vllm_config: Any) -> str:  # noqa: ANN401 -- vLLM's VllmConfig
-    """Return why a layout is not recorded for any model, or an empty string if it may be."""
+    """Return why these settings prevent recording a layout, or an empty string if they do not."""
     parallel = vllm_config.parallel_config
     if vllm_config.quant_config is not None:
         return "layouts of quantized models are not recorded"

@@ -49,7 +49,7 @@ class _Waiting:
 class SampleTables:
     """Makes a table of the samples of step 1 and of every ``interval`` steps.
 
-    All calls are of the sink's thread, which may block.
+    All calls come from the sink's thread, which may block.
     """
 
     def __init__(

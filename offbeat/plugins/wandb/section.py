@@ -13,9 +13,9 @@ class WandbConfig(Config):
     """Weights & Biases, in addition to ``metrics.jsonl``."""
 
     mode: Literal["auto", "online", "offline", "disabled"] = "auto"
-    """auto: the value of the variable `WANDB_MODE`; if missing, online with an API key, else
-    offline. offline: write to disk until `wandb sync`. disabled: nothing. `metrics.jsonl` always
-    has every metric."""
+    """auto: the value of the variable `WANDB_MODE`. If it is not set: online if there is an API
+    key, else offline. offline: write to disk until `wandb sync`. disabled: nothing. `metrics.jsonl`
+    always has every metric."""
 
     project: str = "offbeat"
     """W&B project."""
@@ -27,17 +27,17 @@ class WandbConfig(Config):
     """Name under which W&B groups runs, such as the seeds of one recipe."""
 
     tags: Annotated[tuple[Tag, ...], Field(max_length=64), OneIsAList()] = ()
-    """Tags of the run. A single tag is a list of one."""
+    """Tags of the run. A single tag needs no brackets."""
 
     notes: Annotated[str, Field(max_length=4000)] | None = None
     """Text on the run's page."""
 
     samples_interval: Annotated[int, Field(ge=0)] = 50
-    """Steps between two tables of samples, besides the one of step 1. 0: no table is sent, so no
-    sample text leaves the run directory. Needs `rollout.log`."""
+    """Steps between two tables of samples. Step 1 also has one. 0: no table is sent, so no sample
+    text leaves the run directory. Needs `rollout.log`."""
 
     samples_rows: Annotated[int, Field(ge=1, le=64)] = 16
-    """Samples in a table, four per prompt at most. Longer texts are cut to 2,000 characters."""
+    """Samples in a table, at most four per prompt. Longer texts are cut to 2,000 characters."""
 
     histograms: bool = True
     """Write histograms of reward and response length of each step."""

@@ -46,7 +46,7 @@ def resolved_mode(config: WandbConfig, environ: Mapping[str, str] = os.environ) 
 
 @contextlib.contextmanager
 def _without_exit_hooks() -> Generator[None]:
-    """Undo the hooks that W&B sets in the block for an uncaught exception and ``sys.exit``.
+    """Undo the hooks for uncaught exceptions and ``sys.exit`` that W&B sets in the block.
 
     W&B never removes them, and each prints the exception again, once per run of the process.
     """

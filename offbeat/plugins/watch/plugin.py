@@ -22,7 +22,7 @@ def watch(
         int, typer.Option("--port", min=0, max=65535, help="Port; 0: any free port.")
     ] = 0,
 ) -> None:
-    """Serve live pages of all runs in a directory. Each is like offbeat report. Ctrl-C ends it."""
+    """Serve live pages of all runs in a directory, like offbeat report. Ctrl-C ends the server."""
     from offbeat.plugins.watch.server import serve
 
     with error_in_one_line():

@@ -202,8 +202,8 @@ def _score(evaluation: Mapping[str, float]) -> tuple[str, float | None]:
 def last_record(run_dir: Path) -> MetricRecord | None:
     """Return the last complete record of a step, with the metrics of the newest evaluation.
 
-    Both are searched in the last ``LINE_BYTES`` of the metrics, some hundred steps. None before the
-    first record. So the scores of an evaluation stay until the next one.
+    Both are searched in the last ``LINE_BYTES`` of the metrics, some hundred steps. So the scores
+    of an evaluation stay until the next one. Return None before the first record.
     """
     try:
         regular_bytes(run_dir / METRICS)

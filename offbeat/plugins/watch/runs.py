@@ -84,7 +84,8 @@ class WatchedRuns:
     def data(self, *names: str) -> str:
         """Return the packed data of a page of one or several runs. Create it again after a change.
 
-        For any number of readers, a page is made once at a time, for at most a fifth of the time.
+        However many readers there are, a page is created only once at a time, and creating it takes
+        at most a fifth of the time.
 
         Raises:
             NoSuchRun: A run does not exist.

@@ -1,10 +1,10 @@
 """Server of the live page. It answers only GET, so nothing of a run can be changed through it.
 
-Access to the live page is limited to this machine's user, and to no other web page. Pure.
+Only this machine's user may read the live page, and no other web page may. Pure.
 
 Another user of the machine can reach a port on loopback, and any web page can make a browser send
-it requests. So loopback requires a random token too. The requested host name must be ours, against
-rebinding of DNS names. A request from a foreign page is refused by its origin.
+it requests. So loopback requires a random token too. The requested host name must be ours, to
+prevent DNS rebinding. A request from a foreign page is recognised by its origin and refused.
 
 A browser sends a cookie to every port of a host, even to another user's server on the machine.
 So our cookie belongs to a path that only this server and its browser know.
@@ -78,7 +78,8 @@ COOKIE: Final = "offbeat_watch"
 _LOOPBACK: Final = ("127.0.0.1", "localhost")
 _TOKEN_BYTES: Final = 24
 _COOKIE_CHARACTERS: Final = 8192
-"""Length of all cookies of a request, also of other servers of this host. More are not read."""
+"""Maximum length of a request's cookies, including cookies of other servers on this host. Longer
+ones are not read."""
 
 
 class Access(msgspec.Struct, frozen=True):

@@ -16,7 +16,7 @@ PAGE: Final = Path(__file__).parents[3] / "docs/peer-keys.md"
 def test_a_key_is_explained_by_type_range_default_and_docstring() -> None:
     assert explain("generator.sampling.top_p").startswith(
         "generator.sampling.top_p: number, above 0, at most 1; default 1.0\n"
-        "    Draw only the most probable tokens, up to this total probability. "
+        "    Draw only from the most probable tokens, up to this total probability. "
     )
 
 
@@ -120,7 +120,7 @@ def test_a_key_of_another_library_is_translated(key: str, hint: str) -> None:
     [
         ("policy.generation.stop_strings", "is `generator.sampling.stop` here"),
         ("actor_rollout_ref.rollout.top_k", "is `generator.sampling.top_k` here"),
-        ("repetition_penalty", "No key here: probabilities are computed at"),
+        ("repetition_penalty", "No key here: only `generator.sampling.temperature` changes"),
         ("trainer.nnodes", "No key here: Ray places"),
         ("deepspeed", "No key here: the torch backend shards"),
         ("gradient_accumulation_steps", "Not needed"),

@@ -62,10 +62,11 @@ from offbeat.rollouts.samples import (
 from offbeat.rollouts.transcript import Transcript
 
 _OTHERS: Final = 512
-"""Descriptors of a worker other than connections of agents: its processes, Ray, files."""
+"""File descriptors that a worker needs besides agents' connections: for its processes, Ray and
+files."""
 
 _PER_EPISODE: Final = 16
-"""Connections of an episode. Each may have a request open."""
+"""Connections per episode, if the system allows them. Each may have a request open."""
 
 _FEWEST: Final = 256
 """Minimum number of connections, because clients keep some that they do not use."""
@@ -90,10 +91,10 @@ class TooFewDescriptors(OffbeatError):
 
 
 def raise_descriptor_limit(episodes: int) -> int:
-    """Raise the soft limit of open files as ``episodes`` need; return the connections that fit.
+    """Raise the soft limit of open files for ``episodes``; return how many connections fit.
 
-    Each episode needs one connection. The limit allows the maximum per episode if the hard limit
-    permits.
+    Each episode needs at least one connection. As far as the hard limit permits, the soft limit
+    allows the maximum per episode.
 
     Raises:
         TooFewDescriptors: The hard limit is lower.
@@ -162,8 +163,8 @@ class AgentGroups:
         and cancels every open ``generate``. Errors of ``generate`` are raised unchanged.
 
         Raises:
-            RolloutFailed: As in the module's table, unless the policy spares the group; if too few
-                samples are valid; ``prompts_differ``.
+            RolloutFailed: A sample fails as in the module's table and the policy fails its group,
+                too few samples are valid, or ``prompts_differ``.
         """
         draws = SampleDraws.begin(engine.task, policy, engine.generate)
 
@@ -226,7 +227,7 @@ class AgentGroups:
 
         Raises:
             RolloutFailed: The agent failed.
-            Exception: The failure of the session, which precedes a failure of its agent.
+            Exception: The session failed. Raised even if the agent has failed, too.
         """
         task, client = session.engine.task, AgentClient(self._endpoint.base_url, api_key, MODEL)
         try:

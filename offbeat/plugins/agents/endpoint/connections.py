@@ -1,14 +1,18 @@
-"""Bounds the connections of an endpoint: how many are open, and how long each waits for a head.
+"""Bounds an endpoint's connections: how many are open, and how long each may wait for a head.
 
-Each connection is a descriptor of the worker. aiohttp bounds the size of a head, but neither the
-number of connections nor the time in which a head arrives.
+Each connection is a file descriptor of the worker. A *head* is the request line with the headers.
+aiohttp bounds the size of a head, but neither the number of connections nor the time in which a
+head arrives.
 
-| a connection                   | ends                                                             |
-|--------------------------------|------------------------------------------------------------------|
-| has sent no request of a sample| at the deadline of its head; the oldest first, to make room      |
-| is idle between two requests   | at aiohttp's keep-alive; the oldest first, if no such one is left |
-| is being answered              | by its answer                                                    |
-| is one too many, all answered  | at once, with ``max_connections`` as the reason                  |
+| a connection                    | ends                                                           |
+|---------------------------------|----------------------------------------------------------------|
+| has sent no request of a sample | at the deadline of its head, or earlier to make room: oldest   |
+|                                 | first                                                          |
+| is idle between two requests    | at aiohttp's keep-alive, or earlier to make room: oldest       |
+|                                 | first, after all without a request                             |
+| is being answered               | with its answer                                                |
+| is one too many, while all      | at once, with ``max_connections`` as the reason                |
+| others are being answered       |                                                                |
 
 So a flood of silent connections never displaces an agent, which sends its token at once. A sample
 displaces few connections of the others, because of ``MOST_PER_SAMPLE``.
@@ -27,8 +31,8 @@ from offbeat.plugins.agents.endpoint.errors import LimitExceeded, RequestRefused
 from offbeat.plugins.agents.endpoint.http import HttpHandler
 
 MOST_PER_SAMPLE: Final = 128
-"""Maximum number of connections with a last request for the same sample. Several times its open
-requests, for clients that keep unused connections.
+"""Maximum number of connections whose last request was for the same sample. It is several times the
+maximum of open requests, because clients keep unused connections.
 """
 
 
@@ -97,7 +101,7 @@ class Connections:
         return True
 
     def start_deadline(self, connection: "Connection", transport: asyncio.Transport) -> None:
-        """Start the deadline of a head, unless it runs or the data is of an accepted request."""
+        """Start the deadline of a head, unless it runs or the data is from an accepted request."""
         if connection.deadline is None and not connection.is_answered:
             loop = asyncio.get_running_loop()
             connection.deadline = loop.call_later(self._head_deadline_s, transport.abort)

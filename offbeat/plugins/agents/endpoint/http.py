@@ -12,7 +12,8 @@ from offbeat.plugins.agents.endpoint.chat_bridge import TemplateRefused
 from offbeat.plugins.agents.endpoint.errors import LimitExceeded, RequestRefused, SessionFinished
 
 _KEEP_ALIVE_S: Final = 75.0
-"""Limit between two requests, longer than clients keep a connection (OpenAI 5 s, aiohttp 15 s)."""
+"""Maximum time between two requests. It is longer than clients keep a connection: OpenAI 5 s,
+aiohttp 15 s."""
 
 
 class HttpHandler(web.RequestHandler):
@@ -64,7 +65,7 @@ def answer_to_version(request: web.Request) -> web.StreamResponse | None:
 async def check_expect(request: web.Request) -> web.StreamResponse | None:
     """Return the refusal of an ``Expect`` header, or None if it is met.
 
-    After a refusal it is unknown whether the body follows.
+    After a refusal, the client may or may not send the body.
     """
     value = request.headers.get(hdrs.EXPECT, "")
     if value.lower() != _CONTINUE:

@@ -255,7 +255,7 @@ def decode_body(body: bytes, kind: type[T]) -> T:
 
 @contextmanager
 def reading_body() -> Generator[None]:
-    """Refuse a body that the block cannot read. An agent may write any value, and its run continues.
+    """Refuse a body that the block cannot read, because an agent may send any value.
 
     Raises:
         RequestRefused: The block raised it, or an error of a value.
@@ -269,7 +269,7 @@ def reading_body() -> Generator[None]:
 
 
 _EVERY_TOKEN: Final = -1
-"""Another value of ``top_k`` for no limit, which vLLM accepts."""
+"""Value of ``top_k`` that also means no limit; vLLM accepts it."""
 
 _NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
     "n": (None, 1),

@@ -12,8 +12,8 @@ settings that every client has: ``base_url`` and ``api_key``.
 
 Also manages the folders of endpoints' Unix sockets, which outlive a worker that is killed.
 
-Every endpoint that starts removes the folders of dead endpoints: a socket without a listener
-refuses a connection. A socket gets its name only when its endpoint listens.
+An endpoint that starts removes the folders of dead endpoints: their sockets refuse connections. A
+socket gets its name only when its endpoint listens.
 """
 
 import asyncio
@@ -121,7 +121,7 @@ class _Entry:
     def open_request(self) -> Generator[None]:
         """Count a request from before its body is read until it is answered.
 
-        If answering it hits a bug, the sample fails, as the answer reports.
+        If answering it hits a bug, the sample fails, and the answer reports this.
 
         Raises:
             RequestRefused: Too many requests of the sample are open.

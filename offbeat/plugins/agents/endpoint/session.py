@@ -36,7 +36,7 @@ from offbeat.rollouts.multi_turn import Transcript
 T = TypeVar("T")
 
 _LONG_TEXT: Final = 1 << 15
-"""Characters from which a conversation is rendered and encoded in a thread."""
+"""Minimum characters of a conversation that is rendered and encoded in a thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +202,7 @@ class SampleSession:
         return self._record(Turn(number, parent, reason, prompt, result, history, text, ended))
 
     def was_continued(self, turn: Turn) -> bool:
-        """Return whether the answer of a later turn that continues this one has arrived."""
+        """Return whether a later turn continues this one and has already been answered."""
         return turn.number in self._parents
 
     # --- the end ----------------------------------------------------------------------------------
@@ -368,7 +368,7 @@ def _drawn(prompt: RenderedPrompt, result: GenerateResult, stop: tuple[str, ...]
 
 
 def _is_the_agents(error: Exception) -> bool:
-    """Return whether the agent caused a request's failure, so that the sample has not failed."""
+    """Return whether the agent caused a request's failure. If so, the sample has not failed."""
     match error:
         case InvalidRequest() | StrayMediaToken():
             return True
