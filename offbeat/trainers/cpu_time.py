@@ -19,7 +19,7 @@ class CpuTime:
         self._reported: tuple[Hashable, dict[str, float]] = (None, {})
 
     def report(self, key: Hashable) -> dict[str, float]:
-        """Return the metric of seconds since the last report, or the same one for the same key."""
+        """Return the seconds since the last report, or the same metric again for the same key."""
         if self._reported[0] != key:
             now_s, since_s = self._clock(), self._since_s
             named = {} if since_s is None else {_METRIC: now_s - since_s}

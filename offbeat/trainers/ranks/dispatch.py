@@ -18,10 +18,10 @@ T = TypeVar("T")
 def shares(tokens: Mapping[int, int], ranks: int) -> tuple[tuple[int, ...], ...]:
     """Assign groups to ranks so that all have about as many tokens. A group is never split.
 
-    Groups are assigned by falling size, each to the rank with the fewest tokens so far. Ties go to
-    the lowest rank and the group with the lowest number. So two ranks differ by at most the largest
-    group, and every rank has a group if there are enough. The result depends only on the numbers
-    and their tokens, not on their order.
+    Groups are assigned from the largest to the smallest, each to the rank with the fewest tokens so
+    far. Ties go to the lowest rank and the group with the lowest number. So two ranks differ by at
+    most the largest group, and every rank has a group if there are enough. The result depends only
+    on the numbers and their tokens, not on their order.
 
     Args:
         tokens: Tokens of each group, by a number that identifies it. 0 tokens count as one.
