@@ -143,7 +143,7 @@ class ModuleEngineServer(EngineServer):
         Args:
             epoch: Epoch of the transfer.
             release: The release, with the canary.
-            swap: Context in which the engine has the weights of the release. Entering it raises
+            swap: Context that gives the engine the weights of the release. Entering it raises
                 ``EngineUnavailable`` or ``ReleaseLost`` if the served weights stay in place.
             read_back: Reads back the weights of the release.
         """
@@ -233,7 +233,7 @@ class ModuleEngineServer(EngineServer):
         return ReleaseLoader(Receiver(target, self._name), read_back)
 
     def _open_base(self, epoch: int, kind: str) -> "LoadedWeights":
-        """Return the base weights of adapters, before any release replaces them."""
+        """Return the base weights for adapters, before any release replaces them."""
         from offbeat.weight_sync.receiver import find_release_kind
 
         try:

@@ -330,7 +330,7 @@ class TrainerBackend(ABC):
         return self._current_digest
 
     def _check_initial(self, digest: str) -> None:
-        """Raise if ``model.path`` no longer holds the weights of this trainer's creation."""
+        """Raise if ``model.path`` no longer holds the weights that this trainer began with."""
         if digest != self.initial_digest:
             raise InitialWeightsChanged(self.initial_digest, digest)
 

@@ -80,7 +80,7 @@ class PeakMemory:
         self._peaks[name] = max(self._peaks.get(name, 0), value)
 
     def report(self, key: Hashable) -> dict[str, float]:
-        """Return metrics of all phases since the last report, or the same ones for the same key."""
+        """Return metrics of all phases since the last report. The same key gets the same report."""
         if self._reported[0] != key:
             named = {_METRIC.format(name): float(peak) for name, peak in self._peaks.items()}
             self._reported, self._peaks = (key, named), {}

@@ -101,7 +101,7 @@ class RankOptions(TypedDict, total=False):
 
 
 class TrainedGroups(NamedTuple):
-    """One rank's groups of a chunk, in the form that its loss reads. None without groups."""
+    """One rank's groups of a chunk, in the form that its loss reads. Fields are None if empty."""
 
     batch: Batch
     inputs_of: Callable[[PackedRows, Tensor, Tensor], LossTokens]
@@ -218,7 +218,7 @@ class ModelTrainer(TrainerBackend):
         return self.model_state.parameters
 
     def iterate_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield whole weights by Hugging Face name, in a fixed order, tied ones once.
+        """Yield whole weights by Hugging Face name, in a fixed order, tied weights once.
 
         All ranks must call it together.
         """
@@ -312,7 +312,7 @@ class ModelTrainer(TrainerBackend):
     def _read(
         self, chunk: TensorDictBase, advantages: Advantages, sums: StepSums
     ) -> tuple[TrainedGroups | None, list[Any], ChunkResult]:
-        """Return this rank's groups as the loss reads them, their microbatches, and counts."""
+        """Return this rank's groups as input of the loss, their microbatches, and counts."""
         device = self.passes.facts.device
 
         def read() -> tuple[tuple[TrainedGroups | None, int], list[Any]]:

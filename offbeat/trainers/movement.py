@@ -49,7 +49,7 @@ class MovementProbe:
         self._before = _sample(self._updated)
 
     def after(self, gradients: Sequence[Tensor | None]) -> Movement:
-        """Compare the sample with the weights. ``gradients`` lists the applied ones by tensor."""
+        """Compare the sample with the weights. ``gradients`` are the applied ones by tensor."""
         if not torch.equal(self._before, _sample(self._updated)):
             return Movement(moved=True, expected=0)
         expected = sum(

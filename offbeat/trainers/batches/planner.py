@@ -180,7 +180,7 @@ class MicrobatchPlanner:
     ratio_tokens: float  # cost of a token outside attention, relative to a pair of tokens inside
     vocabulary: int  # token ids of the model
     call_pairs: float | None = field(default=None, kw_only=True)
-    """Cost of one call of split attention, relative to a pair. None: the model cannot split it."""
+    """Cost of one call of split attention, in pairs, or None if the model cannot use it."""
     media_rules: MediaRules = field(default=TEXT_ONLY, kw_only=True)
     """Rules of the media that the model reads."""
 

@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 class _Order(msgspec.Struct, frozen=True, tag=True):
-    """Order to digest a share of the named files each. Without names: write each its own files."""
+    """Order to every rank: digest a share of these files, or without names, write its own files."""
 
     directory: str
     names: Sequence[str] | None = None

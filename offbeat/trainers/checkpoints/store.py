@@ -217,7 +217,7 @@ class CheckpointStore:
     # --- removing --------------------------------------------------------------------------------
 
     def _prune(self, version: int) -> None:
-        """Remove checkpoints that the new one replaces. If the disk fails, only space is lost."""
+        """Remove checkpoints that are no longer needed. If the disk fails, only space is lost."""
         whole = [each for each in self._versions() if each <= version and self._complete(each)]
         gone = [self._directory(each) for each in whole[self._keep :]]
         gone += sorted(self._root.glob(f"{_ABANDONED}*"))
