@@ -83,7 +83,7 @@ class SteppedEngine(Protocol):
         ...
 
     def set_version(self, version: int) -> None:
-        """Stamp tokens with this version from the next step on. Ends the state of ``lose``."""
+        """Stamp tokens with this version from the next step on. This reverts ``lose``."""
         ...
 
     def lose(self, problem: str) -> None:

@@ -112,7 +112,7 @@ class EngineServer:
         return await self._served.generate(request)
 
     def classify(self, error: Exception) -> OffbeatError:
-        """Return the failure that reports an error of ``generate``: itself or a ``RemoteBug``."""
+        """Return the error to report for an error of ``generate``: the same, or a ``RemoteBug``."""
         if isinstance(error, OffbeatError):
             return error
         return RemoteBug(self._name, "generate", type(error).__name__, first_line(error))

@@ -51,7 +51,7 @@ class _Committed(NamedTuple):
 
 
 class ModuleEngineServer(EngineServer):
-    """Server of an engine in this process. Each kind of engine has a subclass, which creates it."""
+    """Server of an engine in this process. A subclass per kind of engine creates the engine."""
 
     def __init__(
         self,
@@ -197,8 +197,8 @@ class ModuleEngineServer(EngineServer):
     async def _get_loader(self, epoch: int, manifest: Manifest) -> ReleaseLoader:
         """Return the loader of the last completed transfer if it had this layout, else a new one.
 
-        A cancelled transfer may have staged its chunks and still wait for the engine's thread. It
-        must not mix with another transfer.
+        A cancelled transfer may have staged its chunks and still wait for the engine's thread. So
+        its loader must not be used for another transfer.
 
         Raises:
             TransferRefused: The adapters were trained on a different model than this engine has.

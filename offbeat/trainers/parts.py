@@ -166,7 +166,7 @@ class ModelState(ABC):
 
     @abstractmethod
     def quantize_weights(self, wire_format: WireFormat) -> AbstractContextManager[None]:
-        """Return a context that gives a format's matrices the values that engines compute with."""
+        """Return a context in which a format's matrices have the values that engines use."""
 
     @abstractmethod
     def export(self, directory: Path, *, file_bytes: int = FILE_BYTES) -> None:

@@ -115,7 +115,7 @@ class StepTotals:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Return the metrics, reduced by kind. Metrics with divisor 0 are omitted."""
+        """Return the metrics, each reduced according to its kind. Omit those with divisor 0."""
         if not self.tokens:
             return {}
         kinds = {name: kind for each in self.ranks for name, (kind, _) in each.metrics.items()}
@@ -144,7 +144,7 @@ class StepTotals:
 
 
 def _device_seconds(work: Sequence[PassWork]) -> float:
-    """Return the seconds of all devices. Each device of a replica counts until its last is done."""
+    """Return the seconds of all devices. Each counts until its replica's last device is done."""
     seconds_by_replica = dict[int, list[float]]()
     for each in work:
         seconds_by_replica.setdefault(each.replica, []).append(each.seconds)
@@ -187,7 +187,7 @@ class StepSums:
         self.chunks, self.compute_s = self.chunks + 1, self.compute_s + compute_s
 
     def add_work(self, tokens: int, flops: float, seconds: Callable[[], float]) -> None:
-        """Add work of the replica's passes, without padding. The step's end calls ``seconds``."""
+        """Add the replica's work in passes, without padding. The step's end calls ``seconds``."""
         self._passes.append((tokens, flops, seconds))
 
     def totals(self, peers: Peers, *, contributes: bool = True) -> StepTotals:

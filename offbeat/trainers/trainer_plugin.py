@@ -44,7 +44,7 @@ class TrainerPlugin(ABC):
     """Why this backend cannot run in the process of ``runtime.backend=local``."""
 
     loads_parts: ClassVar[bool] = False
-    """Whether each rank loads only its part of the model, so no rank must hold the whole model."""
+    """Whether each rank loads only its part of the model, so that no rank holds the whole model."""
 
     gathers_everywhere: ClassVar[bool] = False
     """Whether every rank (encoder ranks too) gathers the whole model before rank 0 sends it."""
@@ -254,7 +254,7 @@ class TrainerPart(ABC):
         return 0
 
     def replace_parts(self, config: "RunConfig", rank: int, parts: "TorchParts") -> "TorchParts":
-        """Return the parts of a rank's torch trainer, with its own parts in place of some."""
+        """Return the parts of a rank's torch trainer. This part of the recipe replaces some."""
         del config, rank
         return parts
 
@@ -274,12 +274,12 @@ class TrainerPart(ABC):
         return None
 
     def find_added(self, model: "nn.Module", module: str) -> AddedModules | None:
-        """Return the modules that replace a linear module, or None if it is not replaced."""
+        """Return the modules that replace a linear module, or None if it stays unchanged."""
         del model, module
         return None
 
     def name_in_files(self, parameter: str) -> str | None:
-        """Return the name in files of a parameter of its additions, else None."""
+        """Return the name in files for a parameter of the additions, None for other parameters."""
         del parameter
         return None
 

@@ -14,7 +14,7 @@ from offbeat.weight_sync.transport import PublishedRelease, Source, WholeShards
 
 
 class ObjectStoreSender:
-    """Sender of releases with one handle per chunk: a Ray object with the chunk's bytes."""
+    """Sender of releases with one handle per chunk, a Ray object that holds the chunk's bytes."""
 
     def __init__(self, source: Source, *, delta: bool = False) -> None:
         """``delta``: whether each release also has its changes since the previous one."""

@@ -218,7 +218,7 @@ class ClockedCache(Cache):
             window.first = tick
 
     def _make_room(self, prompt_columns: int, after: int) -> None:
-        """Grow or move columns so that a prompt fits before ``now`` and ``after`` ticks from it."""
+        """Grow or move columns to fit a prompt before ``now``, and ``after`` ticks after it."""
         window = self._window
         column = window.now - window.base
         if window.rows == 0:

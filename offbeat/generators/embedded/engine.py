@@ -337,7 +337,7 @@ class EmbeddedEngine:
         ]
 
     def _retire(self, ended: dict[int, str]) -> list[GenerateResult]:
-        """Remove ended rows (row -> finish reason) and return the requests that this finishes."""
+        """Remove ended rows (row -> finish reason). Return the requests that this completes."""
         if not ended:
             return []
         self._collect(sorted(ended), ended)

@@ -62,7 +62,7 @@ class Filters:
     """[R] minimum probabilities, as fractions of the row's largest one. 0 keeps every token."""
 
     top_k_R: Tensor | None = None
-    """[R] numbers of most probable tokens, with ties of the last one. Infinity keeps all tokens."""
+    """[R] numbers of most probable tokens to keep. Ties with the last stay. Infinity keeps all."""
 
     top_p_R: Tensor | None = None
     """[R] nucleus masses, as fractions of the mass that the other filters keep. Infinity keeps

@@ -137,6 +137,6 @@ class Replicas:
 
     @property
     def leaders(self) -> tuple[int, ...]:
-        """Return one rank per replica, in order of the shares. It replies for the replica."""
+        """Return the rank of each replica that replies for it, in order of the shares."""
         first_of_last_stage = (self.pipeline - 1) * self.data * self.neighbours
         return tuple(first_of_last_stage + share * self.neighbours for share in range(self.data))

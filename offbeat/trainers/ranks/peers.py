@@ -45,7 +45,7 @@ def shorten_error(error: Exception) -> str:
 
 
 class Peers(Protocol):
-    """The ranks of a world, seen from one of them. All of them make the same calls, in order."""
+    """The ranks of a world, seen from one rank. All must make the same calls in the same order."""
 
     @property
     def rank(self) -> int: ...

@@ -50,7 +50,7 @@ from offbeat.weight_sync.region import Shape
 
 _COUNTED_APART: Final = ("PARAM", "BUFFER", "GRAD")
 _FEW_LAYERS: Final = (1, 2)
-"""Layers of the measured models. Memory is linear in their number, and a run lasts seconds."""
+"""Layer counts of the measured models. Memory is linear in it, and a measurement takes seconds."""
 
 
 def activation_bytes(

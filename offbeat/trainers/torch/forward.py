@@ -248,9 +248,9 @@ def top_logprobs(
     count: int,
     features_of: FeaturesOf | None = None,
 ) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[float, ...], ...]]:
-    """Return the most probable tokens after canary prompts of equal length, by a plain forward pass.
+    """Return the most probable tokens after canary prompts of equal length, by a plain pass.
 
-    A prompt with placeholders has the canaries' medium. ``features_of``: see ``PassOptions``.
+    A prompt with placeholders gets the canaries' medium. ``PassOptions`` describes ``features_of``.
     """
     rules, head = media_rules(model.config), output_head(model)
     rows = canary_rows(prompts, rules)

@@ -177,7 +177,7 @@ class ModelLoader:
         return rows, witness
 
     def make(self, whole: PreTrainedModel | None) -> PreTrainedModel:
-        """Return the model that was read, or one without memory to shard over several ranks."""
+        """Return the model that was read. For several ranks, return one without memory instead."""
         if self.peers.size == 1 and whole is not None:
             return whole
         shell = self.shell()
@@ -219,7 +219,7 @@ class ModelLoader:
     def load_teacher(
         self, path: str, vocabulary_size: int, *, shared_prompt: bool
     ) -> PreTrainedModel:
-        """Load a frozen model of another directory. It must be exact in the trained model's rows.
+        """Load a frozen model of another directory. It must be exact in the same kind of rows.
 
         Raises:
             UntrainableModel: The teacher is not exact, or it has a different vocabulary.

@@ -60,7 +60,7 @@ class VocabularyShare:
         return self.cuts[1]
 
     def own(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Return whether tokens are this rank's, and their rows here, 0 for other ranks' tokens."""
+        """Return whether tokens belong to this rank, and their rows here (0 for other tokens)."""
         is_own = (tokens >= self.first) & (tokens < self.first + self.rows)
         return is_own, torch.where(is_own, tokens - self.first, 0)
 
@@ -96,7 +96,10 @@ class DividedEmbedding(nn.Module):
     """An embedding with some of its rows on this rank. Its output is complete on all ranks."""
 
     def __init__(self, weight: nn.Parameter, padding: int | None, share: VocabularyShare) -> None:
-        """``padding`` is the token that gets no gradient for its row from here, or None."""
+        """Create the embedding.
+
+        The row of the token ``padding``, if it is not None, gets no gradient from the embedding.
+        """
         super().__init__()
         self.weight, self._share = weight, share
         is_here = padding is not None and 0 <= padding - share.first < share.rows
@@ -176,7 +179,7 @@ def vocabulary_modules(model: PreTrainedModel, ranks: int) -> tuple[str, ...]:
 
 
 def divide_vocabulary(model: PreTrainedModel, mesh: DeviceMesh, names: Sequence[str]) -> None:
-    """Divide the rows of these modules over the ranks of a mesh, in place. Tied ones stay tied."""
+    """Divide these modules' rows over the ranks of a mesh, in place. Tied modules stay tied."""
     divided = dict[Tensor, nn.Parameter]()  # by the whole parameter
 
     def part(whole: Tensor) -> nn.Parameter:
@@ -204,7 +207,7 @@ def find_share(head: nn.Module) -> VocabularyShare | None:
 
 
 def largest_of_all(logits_UV: Tensor, count: int, share: VocabularyShare) -> tuple[Tensor, Tensor]:
-    """Return the largest logprobs [U, count] over all ranks, in falling order, and their tokens."""
+    """Return the largest logprobs [U, count] over all ranks, in descending order, and tokens."""
     count = min(count, share.cuts[-1])
     whole_U, _ = share.of_all(torch.logsumexp(logits_UV, -1), None)
     kept = logits_UV.topk(min(count, share.rows), -1)

@@ -214,7 +214,7 @@ class Optimizer:
         return zip(self._names, self._parameters, self._masters, strict=True)
 
     def _gradients(self) -> list[Tensor]:
-        """Return the gradients of the masters. Of a sharded parameter, return this rank's part."""
+        """Return the gradients of the masters, and of a sharded parameter this rank's part."""
         for parameter, master in zip(self._parameters, self._masters, strict=True):
             if isinstance(parameter, DTensor):
                 master.grad = None if parameter.grad is None else own(parameter.grad)

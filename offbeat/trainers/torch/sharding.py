@@ -129,7 +129,7 @@ def _has_begun(model: FSDPModule) -> bool:
 
 
 class Weights:
-    """All weights of a model under their Hugging Face names, in a fixed order, tied ones once."""
+    """All weights of a model by Hugging Face name, in a fixed order, tied weights once."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
@@ -177,7 +177,7 @@ class ShardedWeights(Weights):
         make_room: Callable[[PreTrainedModel], None] = lambda _: None,
         divide: Callable[[PreTrainedModel], None] = lambda _: None,
     ) -> None:
-        """Shard the model as ``shard`` does. ``make_room`` allocates this rank's part of it."""
+        """Shard the model like ``shard``. ``make_room`` also allocates this rank's part."""
         super().__init__(model)
         shard(model, mesh, divide)
         make_room(model)
@@ -296,15 +296,15 @@ class RankMesh:
         return TENSOR not in names or parameter.placements[names.index(TENSOR)].is_replicate()
 
     def counts(self, parameter: Tensor) -> bool:
-        """Return whether this rank counts its part of a parameter. Only one of its copies does."""
+        """Return whether this rank counts its part of a parameter. Only one copy is counted."""
         is_first = self.tensor is None or self.tensor.get_local_rank() == 0
         return is_first or not self.is_copied(parameter)
 
     def equalise(self, gradients: Sequence[Tensor]) -> None:
         """Set the copies of a gradient to the first tensor rank's bits. All tensor ranks call it.
 
-        They are equal except for rounding. Kernels that add in no fixed order round differently on
-        each rank, and copies of a weight would drift apart over many steps.
+        Before, they are equal except for rounding. Kernels that add in no fixed order round
+        differently on each rank, and copies of a weight would drift apart over many steps.
         """
         if self.tensor is not None:
             for each in gradients:

@@ -437,7 +437,7 @@ class TorchState(ModelState):
         torch.set_rng_state(state[_RNG])
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return this rank's parts to save, not copies, with masters of 16-bit weights."""
+        """Return the parts that this rank saves, with masters of 16-bit weights, without copies."""
         weights = self.loader.trained.weights.local_tensors() | self.optimizer.masters()
         return {
             **{f"{_WEIGHT}/{name}": each for name, each in weights.items()},

@@ -118,11 +118,11 @@ class TrainedParameters(ABC):
         """Return the exported weights, and a function that writes other files next to them."""
 
     def restore(self) -> bool:
-        """Restore the initial weights. Return whether that works without reading files."""
+        """Restore the initial weights if that needs no files. Return whether they are restored."""
         return False
 
     def proving(self) -> AbstractContextManager[None]:
-        """Return a context in which no weight has a zero gradient because of another weight."""
+        """Return a context in which no weight's gradient is zero because another weight is zero."""
         return nullcontext()
 
     def as_served(self) -> AbstractContextManager[None]:

@@ -5,7 +5,7 @@
     a further request    the client closes the connection, or the process ends
     keys                 a client sets them, or the request times out
 
-It runs in a separate thread, because its process may be blocked in a collective.
+The server runs in a separate thread, because its process may be blocked in a collective.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ from offbeat.weight_sync.rendezvous.frames import (
 )
 
 STRANGER_S: Final = 10.0
-"""Seconds a connection may stay without a valid request. Clients send their first one at once."""
+"""Seconds that a connection may stay without a valid request. Clients send one at once."""
 MOST_STRANGERS: Final = 64
 """Maximum connections without a valid request. Beyond it the oldest is closed. It is not a client,
 because clients have sent their first request when they are accepted."""
@@ -104,7 +104,7 @@ class StoreServer:
     async def _finish_accepting(self) -> None:
         """Stop accepting connections, and wait until asyncio has opened the accepted ones.
 
-        A closed server could not open them. Their clients would wait for a reply.
+        A closed server could not open them, and their clients would wait for a reply in vain.
         """
         self._loop.remove_reader(self._listening)
         ours = {asyncio.current_task(), *self._tasks}
