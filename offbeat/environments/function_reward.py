@@ -83,7 +83,7 @@ class FunctionReward(SingleTurn):
     async def score_where_it_applies(
         self, task: RolloutTask, result: GenerateResult
     ) -> Sequence[NamedRewards | None]:
-        """Score as ``score`` does, with None for a sample that the function does not apply to."""
+        """Score like ``score``, but return None for samples that the function does not apply to."""
         opening = self._opening(task.prompt) if self._ignores_thinking else ""
         responses = [opening + self._tokenizer.decode(ids) for ids in content_ids(result)]
         try:

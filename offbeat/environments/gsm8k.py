@@ -32,8 +32,10 @@ class Gsm8kOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     correct: _Reward = 1.0
-    """Reward if the row's number is the final answer: the last number after ``####``, else the last
-    number."""
+    """Reward if the final answer is the row's number.
+
+    The final answer is the last number after ``####``, else the last number.
+    """
 
     format: _Reward = 0.0
     """Reward if the final answer follows ``####``, right or wrong."""
@@ -48,8 +50,10 @@ class Gsm8kOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """System message of the chat, or empty for none."""
 
     chat: bool = True
-    """Whether the question goes through the model's chat template; if not, it is plain text for a
-    base model."""
+    """Whether the question is rendered by the model's chat template.
+
+    If not, it is plain text for a base model.
+    """
 
 
 class NoChatTemplate(OffbeatError):

@@ -1,7 +1,8 @@
-"""Watches the cluster's control service (GCS): Ray ends a process that misses it for 60 s.
+"""Watches the cluster's control service (GCS).
 
-Ray ends the process without an exception, so nothing would report the outcome of the run. Therefore
-the driver polls the service, and gives up earlier.
+If a process cannot reach the service for 60 s, Ray ends the process without an exception. Then
+nothing would report the outcome of the run. Therefore the driver polls the service, and gives up
+earlier.
 """
 
 import socket
@@ -57,7 +58,7 @@ class GcsWatch:
         """Raise if the service is lost.
 
         Raises:
-            GcsLost: It has been silent for longer than the limit.
+            GcsLost: The service has been silent for longer than the limit.
         """
         now_s = self._clock()
         if now_s < self._look_at:

@@ -158,7 +158,7 @@ class Receiver:
 
 
 class ModuleTarget:
-    """Target for a plain module. New weights are staged and copied at the commit."""
+    """Target for a plain module. New weights are staged, then copied into it at the commit."""
 
     def __init__(self, module: nn.Module) -> None:
         self._tensors: Mapping[str, Tensor] = dict(iterate_weights(module))

@@ -36,7 +36,7 @@ class RegionTensors:
         self._groups = find_groups(manifest)
 
     def tensors(self, arrived: Sequence[BucketMemory]) -> list[Iterator[tuple[str, Tensor]]]:
-        """Return iterators over the named tensors of each group, which create tensors lazily.
+        """Return an iterator over each group's named tensors, which creates them lazily.
 
         A tensor without any received region is left out. A tensor that arrived as a single region
         is a view of its bucket, which must not change while the tensor is in use.

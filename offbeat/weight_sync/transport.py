@@ -84,7 +84,7 @@ class ShardSource(Protocol):
         ...
 
     def follow(self, layout: EngineLayout) -> None:
-        """Cut further releases for engines of this layout. All ranks must pass the same."""
+        """Cut later releases for engines of this layout. All ranks must pass the same layout."""
         ...
 
 
@@ -103,7 +103,7 @@ class PublishedRelease(NamedTuple):
 
 
 def with_handles_apart(published: PublishedRelease, delta_handles: int) -> tuple[Any, ...]:
-    """Split a release: itself without handles, its handles, its delta's (None without a delta)."""
+    """Split a release: the release without handles, its handles, its delta's handles or None."""
     delta = published.delta
     changes = (None,) * delta_handles if delta is None else delta.chunks
     header = None if delta is None else msgspec.structs.replace(delta, chunks=())
@@ -113,7 +113,7 @@ def with_handles_apart(published: PublishedRelease, delta_handles: int) -> tuple
 def make_release(
     version: int, published: PublishedRelease, handles: tuple[Any, ...], delta_handles: int
 ) -> WeightRelease:
-    """Return a release with handles that arrived separately. The delta's handles come last."""
+    """Return a release with its handles, which arrived separately. The delta's come last."""
     delta, own = published.delta, handles[: len(handles) - delta_handles]
     if delta is not None:
         delta = msgspec.structs.replace(delta, chunks=handles[len(own) :])
@@ -143,7 +143,7 @@ class Sender(Protocol):
         ...
 
     def forget(self) -> None:
-        """Forget the last release as a base after the weights were restored to another lineage."""
+        """Forget the base, because the weights were restored to another lineage."""
         ...
 
     def publish(self, version: int, layout: EngineLayout | None = None) -> PublishedRelease:

@@ -44,7 +44,7 @@ class WireFormat(ABC):
     """Dtype of converted matrices. No other tensor is converted to it."""
 
     canary_prompts: ClassVar[int]
-    """Number of canary prompts that reveals one wrong matrix despite the rounding of all."""
+    """Number of canary prompts that reveals one wrong matrix although all matrices are rounded."""
 
     def find_clashes(self, config: "RunConfig") -> Iterator[Clash]:
         """Yield settings of real runs that do not work with the format."""

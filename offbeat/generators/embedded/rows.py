@@ -59,7 +59,7 @@ class Filters:
     """
 
     min_p_R: Tensor | None = None
-    """[R] minimum probabilities, as fractions of the row's largest one. 0 keeps every token."""
+    """[R] minimum probabilities, as fractions of the row's highest one. 0 keeps every token."""
 
     top_k_R: Tensor | None = None
     """[R] numbers of most probable tokens to keep. Ties with the last stay. Infinity keeps all."""

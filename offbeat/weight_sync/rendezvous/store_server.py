@@ -35,11 +35,17 @@ from offbeat.weight_sync.rendezvous.frames import (
 STRANGER_S: Final = 10.0
 """Seconds that a connection may stay without a valid request. Clients send one at once."""
 MOST_STRANGERS: Final = 64
-"""Maximum connections without a valid request. Beyond it the oldest is closed. It is not a client,
-because clients have sent their first request when they are accepted."""
+"""Maximum connections without a valid request.
+
+If there are more, the oldest is closed. It cannot be a client, because clients have sent their
+first request when they are accepted.
+"""
 _ACCEPTED_AT_ONCE: Final = 8
-"""Connections accepted per turn of the loop. A client's request is read some turns later, before
-enough other connections arrive to close it."""
+"""Connections accepted per turn of the event loop.
+
+A client's request is read some turns later. By then, not enough other connections have arrived to
+make the server close the client's.
+"""
 _BACKLOG: Final = 512
 """Connections that the system queues before they are accepted: all ranks may connect at once."""
 _decode_request = msgspec.msgpack.Decoder[StoreRequest](
