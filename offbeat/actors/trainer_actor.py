@@ -1,6 +1,6 @@
 """Ray actors of trainer ranks.
 
-Sync actors with one call at a time (``max_concurrency=1``, which the driver sets). They execute
+These are sync actors with one call at a time (the driver sets ``max_concurrency=1``). They execute
 calls in the order in which the controller makes them.
 """
 

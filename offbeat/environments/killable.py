@@ -284,7 +284,7 @@ class Child:
             call.deadline.reschedule(now + self._target.deadline_s)
 
     def _explain_late(self, number: int, call: OpenCall) -> RewardFailed:
-        """Return the failure of a late call. It is not at fault if another keeps the event loop."""
+        """Return the failure of a late call, not at fault if another call blocks the event loop."""
         target, deadline_s = self._target.target, self._target.deadline_s
         late, blocking = self._job.late.format(target=target, deadline_s=deadline_s), ""
         if self._job.calls_at_once > 1:
@@ -559,7 +559,7 @@ class ChildPool:
         return asyncio.create_task(start, name="reward-child-start")
 
     def _replace(self) -> None:
-        """Replace each child that is gone, or worn while fewer than ``size`` drain."""
+        """Replace children that are gone, and worn ones while fewer than ``size`` drain."""
         self._former = [each for each in self._former if not each.has_ended]
         for place, start in enumerate(self._starts):
             child = _get_started(start)

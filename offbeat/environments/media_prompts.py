@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class MediaError(OffbeatError):
-    """Base of the errors of media in prompts; ``reason`` is the reason of the group's failure."""
+    """Base of the errors about media in prompts. ``reason`` is why the group failed."""
 
     @property
     def reason(self) -> str:
@@ -103,7 +103,7 @@ class MediaPlugin(Protocol):
         ...
 
     def log_columns(self) -> Mapping[str, Any]:
-        """Return the Arrow type of each column of the rollout files that it fills, by name."""
+        """Return the Arrow types, by name, of the columns that it fills in the rollout files."""
         ...
 
     def log_values(self, media: Media | None) -> tuple[Mapping[str, Any], int]:

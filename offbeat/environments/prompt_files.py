@@ -95,7 +95,7 @@ _OTHERS: Final = {
 }
 """First bytes of other unusable files, their description, and the fix."""
 _EITHER: Final = ("prompt", "messages")
-"""Keys of which a row has one, so a Parquet file with both columns has a null in each row."""
+"""Keys of which a row has only one. So a Parquet file with both columns has a null in each row."""
 _RENDERED: Final = ("messages", *OF_MESSAGES)
 """Keys whose values the chat template reads. The template may test whether a field exists."""
 _NO_COLUMNS: Final[Mapping[str, str]] = MappingProxyType({})

@@ -68,7 +68,7 @@ class SingleTurn(Environment):
         """Return the final answer of each sample, as text that is equal for equal answers.
 
         The text is empty for a sample without an answer. If answers cannot be compared, return an
-        empty list, as this method does. An evaluation then has no maj@k. Called only for
+        empty sequence, as this method does. An evaluation then has no maj@k. Called only for
         evaluations, after ``score``, and not if ``score`` has set an answer.
         """
         del result

@@ -25,7 +25,7 @@ _ROW_CHECKS: Final[dict[str, RowCheck]] = {
     "gsm8k": question_problem,
     "demonstrations": demonstration_problem,
 }
-"""Row checks of environments that need more than ``prompt`` or ``messages``, or neither."""
+"""Row checks of environments that need more keys than ``prompt`` or ``messages``, or others."""
 
 _SHOWN: Final = ("prompt", "messages", *OF_MESSAGES)
 """Keys of a row that change the prompt, in addition to the keys of media."""

@@ -72,7 +72,7 @@ def session_folder(environment: Mapping[str, str]) -> str | None:
 
 
 def _is_private(folder: Path) -> bool:
-    """Make the folder if missing. Return whether only this user owns and can enter it."""
+    """Create the folder if missing. Return whether this user owns it and only they can enter."""
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
@@ -198,7 +198,7 @@ def _settings_of_private() -> dict[str, Any]:
 
 
 def check_token(address: str) -> None:
-    """Raise if the cluster at HOST:PORT refuses this process. ``ray.init`` would not say why.
+    """Raise if the cluster at HOST:PORT refuses this process. ``ray.init`` gives no reason.
 
     Raises:
         TokenRefused: The token is missing or wrong. The message says which of the two.
@@ -220,7 +220,7 @@ def check_token(address: str) -> None:
 
 
 def why_not_started(error: Exception) -> RayNotStarted | None:
-    """Translate an error of ``ray.init`` about this machine, or return None if it is clear."""
+    """Explain an error of ``ray.init`` about this machine, or return None if it is clear."""
     detail = " ".join(str(error).split()).rstrip(".")
     # Ray has no special error class for a start that times out
     if type(error) is Exception:

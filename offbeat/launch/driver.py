@@ -93,7 +93,7 @@ class _RayRuntime:
         signals: Signals,
         opened: OpenedRun,
     ) -> Summary:
-        """Do everything between starting and leaving Ray. The actors end when this returns."""
+        """Execute the run between starting and leaving Ray. Before this returns, all actors end."""
         handles = list[Handle]()
         orders = CommandInbox(spec.run_dir, spec.config.supervision.wall_clock_limit_s)
         try:

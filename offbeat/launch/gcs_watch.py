@@ -52,7 +52,7 @@ class GcsWatch:
         self._reach, self._clock = reach or connect, clock
         self._look_at = self._answered_at = clock()
         self.answers = True
-        """Whether the service answered the last poll. While it does not, calls to it block."""
+        """Whether the service answered the last poll. If not, calls to it block."""
 
     def check(self) -> None:
         """Raise if the service is lost.

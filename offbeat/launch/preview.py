@@ -61,7 +61,7 @@ class PreviewedPrompt:
     errors: Mapping[int, str] = field(default_factory=dict[int, str])
     """Errors of the failed samples, by sample number."""
     row: str = ""
-    """The row's other keys as JSON, cut; empty without any, and if ``text`` is the row."""
+    """The row's other keys as JSON, shortened. Empty without any, or if ``text`` is the row."""
 
     @property
     def rewards(self) -> tuple[float, ...]:

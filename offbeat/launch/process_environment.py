@@ -18,7 +18,7 @@ ENVIRONMENT: Final = {
     # Hide the raylet's messages on dead workers in our terminal: the driver reports them.
     "RAY_DEDUP_LOGS_SKIP_REGEX": ".",
 }
-"""Set for this process and its actors before they are read. Existing values are kept."""
+"""Variables set for this process and its actors before they are read. Existing values stay."""
 
 PRIVATE: Final = {
     # Ray's name for "a private cluster binds to loopback only", on Linux too.

@@ -122,7 +122,7 @@ def _check_balance(model: PreTrainedModel, moe: MoeConfig) -> Finding:
 def _report_trained(
     model: PreTrainedModel, patterns: Sequence[str], plugin: TrainerPlugin | None
 ) -> Finding:
-    """Report how much of the model is trained. Mark weights that a pattern matches as frozen."""
+    """Report how much of the model is trained. Mark weights as frozen if a pattern matches."""
     try:
         if plugin is not None:
             plugin.check_frozen(model, patterns)
@@ -138,7 +138,7 @@ def _report_trained(
 
 
 def build_unfilled_model(config: RunConfig) -> PreTrainedModel | None:
-    """Return the model without memory, or None if ``check_model_proof`` reports why not."""
+    """Return the model without memory, or None if ``check_model_proof`` reports a problem."""
     path, trust = config.model.path, config.model.trust_remote_code
     try:
         return model_without_memory(path, trust_remote_code=trust)

@@ -263,7 +263,7 @@ def has_model(config: RunConfig) -> bool:
 def _of_each_environment(
     config: RunConfig, commits: Mapping[str, str] | None, *, calls_rewards: bool
 ) -> Iterator[Finding]:
-    """Yield findings on prompts and code of each environment, by name if there are several."""
+    """Yield findings about prompts and code of each environment, named if there are several."""
     weights = environment_weights(config)
     trained, held = dict[str, FilePrompts](), dict[str, FilePrompts]()
     for name, view in environment_views(config).items():

@@ -158,7 +158,7 @@ def check_gpus(config: RunConfig, available: int | None) -> Iterator[Finding]:
 
 
 def count_gpus(config: RunConfig) -> int | None:
-    """Count GPUs with torch, but only if one is requested: importing torch costs seconds."""
+    """Count GPUs with torch, but only if one is requested: importing torch takes seconds."""
     sections = (config.trainer, config.generator)
     devices = [section.device for section in sections if section.backend != "stub"]
     if gpus_wanted(config) == 0 and not any(device.startswith("cuda") for device in devices):

@@ -1,4 +1,4 @@
-"""``offbeat init``: writes a directory that trains at once, with all files that a user changes."""
+"""``offbeat init``: writes a directory that is ready to train, with all files that users change."""
 
 import enum
 import os
@@ -15,7 +15,7 @@ from offbeat.launch.commands.arguments import refuse
 from offbeat.messages.text import list_names
 
 _RENAMED: Final = {"gitignore": ".gitignore"}
-"""Names of files that would affect this repository under their real names."""
+"""Stored and real names of files. Under its real name, each would affect this repository."""
 
 _RECIPE: Final = "recipe.yaml"
 _WITH_LOSS: Final = "algorithm.loss.target=losses:loss"
