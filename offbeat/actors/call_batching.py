@@ -177,7 +177,7 @@ class CallBatcher(Generic[Q, A]):
             self._flush_soon()
 
     def _forget(self, exchange: asyncio.Task[None]) -> None:
-        """Forget an exchange that has ended. If it was waited for, the next one can start."""
+        """Forget an exchange that has ended. If the next one waited for that, start it."""
         self._exchanges.discard(exchange)
         self._presumed_lost.discard(exchange)
         if exchange in self._overtaken:
@@ -195,7 +195,7 @@ class CallBatcher(Generic[Q, A]):
             waiting.set_result(answer.value)  # type: ignore[arg-type]  # a value, if no failure
 
     def _fail(self, before: int, failure: Exception) -> None:
-        """Fail every call with an id below ``before``. The next exchange notifies a live callee."""
+        """Fail every call with an id below ``before``. The next exchange cancels their work."""
         for id_ in self._list_owed(before):
             self._open[id_].set_exception(failure)
             self._cancelled.append(id_)

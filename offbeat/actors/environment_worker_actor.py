@@ -100,7 +100,7 @@ class EnvironmentActor:
     async def alive(self) -> None: ...  # also answers while an environment blocks the other methods
 
     async def close(self) -> WorkerReport:
-        """Return the last report, which counts the calls of cancelled work."""
+        """Close the worker. Return the last report, which counts the calls of cancelled work."""
         await self._groups.close()
         return await self._worker.close()
 

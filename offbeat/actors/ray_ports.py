@@ -174,7 +174,7 @@ class RayGenerator:
 
 
 def flat(chunk: Chunk) -> tuple[Places, list[Any]]:
-    """Return every object of a chunk once, and the location of each group's columns in them."""
+    """Return every object of a chunk once, and where each group's columns are in them."""
     refs: dict[Any, int] = {}
     places = tuple(
         tuple((refs.setdefault(handle.ref, len(refs)), handle.index) for handle in handles)

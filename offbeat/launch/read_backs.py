@@ -104,7 +104,7 @@ class _Open(NamedTuple):
 
 
 class ReadBacks:
-    """Questions about the served weights, passed to all engines and answered without waiting."""
+    """Passes questions about served weights to all engines, and answers them without waiting."""
 
     def __init__(
         self,

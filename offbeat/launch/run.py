@@ -357,7 +357,7 @@ class LiveRun(Run):
             self._session.opened.set()
 
     def _outlive_program(self) -> None:
-        """Hold the process until the run has ended. A signal ends it as in ``offbeat train``."""
+        """Keep the process alive until the run has ended. Signals act as in ``offbeat train``."""
         from offbeat.launch.session import Interrupted  # imported already: it is slow
 
         if self._over.is_set():

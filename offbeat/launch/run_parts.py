@@ -78,13 +78,13 @@ class RunSpec:
 
     @property
     def loss_values(self) -> tuple[PackedValue, ...]:
-        """Return the loss if passed by value. Only trainers load it, because it imports torch."""
+        """Return the loss if it was passed by value. Only trainers load it: it imports torch."""
         loss = targets(self.config).get(LOSS)
         return tuple(each for each in self.values if each.target == loss)
 
     @property
     def other_values(self) -> tuple[PackedValue, ...]:
-        """Return the by-value objects that the controller and the environment workers load."""
+        """Return the objects passed by value that controller and environment workers load."""
         return tuple(each for each in self.values if each not in self.loss_values)
 
 

@@ -165,7 +165,7 @@ class Signals:
 
     @contextmanager
     def held_back(self) -> Generator[None, None, None]:
-        """Delay ``Interrupted`` for the first signal to the end of the block."""
+        """Delay ``Interrupted`` to the end of the block if the first signal arrives in it."""
         self._held_back = True
         try:
             yield

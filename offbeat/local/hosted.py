@@ -68,13 +68,13 @@ class Hosted(Generic[T]):
         return life.run(during, partial(life.await_work, during, work))
 
     def restart(self) -> T | None:
-        """Abandon the part and make another. Return the abandoned part, or None if not made yet."""
+        """Abandon the part and create another. Return the old one, or None if not made yet."""
         abandoned = self.end()
         self._life = _Life(self.name, self._make, self._lock)
         return abandoned
 
     def wait(self) -> T:
-        """Wait until the part is made and return it. Raises whatever ``make`` raised."""
+        """Wait until the part is made and return it. If ``make`` raised, raise its error."""
         return self._life.wait()
 
     def hosts(self, part: T) -> bool:
@@ -87,7 +87,7 @@ class Hosted(Generic[T]):
 
     @contextlib.contextmanager
     def ending(self) -> Generator[None]:
-        """Close the part in the block, then abandon it. Closing again does nothing."""
+        """Abandon the part after the block, which closes it. A second call does nothing."""
         try:
             with contextlib.suppress(ActorLost):
                 yield

@@ -118,7 +118,7 @@ def make_engine(spec: EngineSpec, cpu: CpuClocks, thread: WorkThread) -> EngineS
 def make_shared_engine(
     spec: EngineSpec, trainer: Hosted[TrainerRank], cpu: CpuClocks, thread: WorkThread
 ) -> EngineServer:
-    """Create an engine that computes with the trainer's tensors, in the thread of its steps."""
+    """Create an engine that computes with the trainer's tensors, in the thread that runs it."""
     from offbeat.local.shared_weights import start_shared_engine  # noqa: PLC0415 -- torch
 
     return start_shared_engine(spec, trainer, thread, cpu.make_clock(thread.thread))

@@ -50,7 +50,7 @@ class Payload:
     __slots__ = ("columns", "hold")
 
     def __init__(self, columns: Columns, hold: object = None) -> None:
-        """``hold`` keeps the copy of the group on disk as long as the handle exists."""
+        """Create the handle. ``hold`` keeps the group's copy on disk while the handle exists."""
         self.columns, self.hold = columns, hold
 
 
@@ -226,7 +226,7 @@ class LocalRollouts:
         self._on_joined = on_joined
 
     def report_lost(self, on_lost: OnLost) -> None:
-        """Ignore the callback: a worker in this process is lost only with the run."""
+        """Ignore the callback: a worker in this process can be lost only together with the run."""
         del on_lost
 
     def report_to(self, on_report: OnReport) -> None:

@@ -90,7 +90,7 @@ class WeightGate:
             retry()
 
     def begin(self, edition: int | None, user: object, retry: Callable[[], object]) -> bool:
-        """Begin to use an edition, or return False and call ``retry`` at the next opening."""
+        """Begin to use an edition, or return False and call ``retry`` when the gate opens."""
         with self._changed:
             if self._is_closed or edition != self._edition:
                 self._refused[user] = retry
@@ -208,7 +208,7 @@ class SharedRank(TrainerRank):
 
     @contextmanager
     def _close_gate(self) -> Generator[None]:
-        """Close the gate before the block. If the call in the block is refused, reopen the gate."""
+        """Close the gate before the block. If the block refuses its call, restore the gate."""
         was_open = self.gate.close()
         try:
             yield

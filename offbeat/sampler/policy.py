@@ -33,7 +33,7 @@ class OutstandingGroup(Protocol):
 
     @property
     def oldest_version(self) -> int:
-        """Return a lower bound on its tokens' weight versions, or -1 while it waits."""
+        """Return a lower bound on the weight versions of its tokens, or -1 while it waits."""
         ...
 
     @property

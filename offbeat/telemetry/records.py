@@ -49,7 +49,7 @@ def decode_line(line: bytes) -> MetricRecord:
     """Decode a line that ``encode_line`` wrote.
 
     Raises:
-        msgspec.DecodeError: Not a record.
+        msgspec.DecodeError: The line is not a record.
     """
     values = decode_json(line, dict[str, float | str])
     head = {name: float(values.pop(name)) for name in ("step", "version", "time_s")}

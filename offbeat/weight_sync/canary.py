@@ -37,7 +37,7 @@ A 550B mixture of experts had a gap of 0.06 nats with the weights of its files, 
 0.30 nats after syncs.
 """
 MOST_FACTOR: Final = 2.0
-"""Bound of the calibrated tolerance over the canary's: a wrong engine must not raise it further."""
+"""Maximum factor of calibration on a tolerance, so that a wrong engine cannot raise it more."""
 # Nats by which each token of an invented distribution is below its best one
 _DROPS: Final = tuple(0.1 * rank for rank in range(KEPT))
 

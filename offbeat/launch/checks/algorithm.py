@@ -107,7 +107,7 @@ def check_checkpoints(config: RunConfig) -> Iterator[Finding]:
 
 
 def check_kl(config: RunConfig) -> Iterator[Finding]:
-    """Warn of a KL penalty with a mean gradient of zero, which does not constrain the policy."""
+    """Warn of a KL penalty whose mean gradient is zero: it does not constrain the policy."""
     loss = config.algorithm.loss
     if (
         isinstance(loss, PolicyGradientLossConfig)
