@@ -151,7 +151,7 @@ class RayWorker:
             raise ActorLost(self.name, "start", late) from None
 
     def introduce(self) -> None:
-        """Before a call, ask for the name of the process if no process has replied yet."""
+        """Ask for the name of the process before a call, if no process has replied yet."""
         if self._state == "starting" and self._probe is None:
             self._begin(self._until_answered())
 

@@ -96,7 +96,7 @@ class WaitingGroups:
                 return prompt_index
 
     def next_trial(self, has_room: Callable[[int], bool]) -> int | None:
-        """Of the groups that may be dispatched now, return the one tried longest ago.
+        """Return, of the groups that may be dispatched now, the one tried longest ago.
 
         Its step leaves room for groups of earlier steps, which are dispatched once this trial is
         answered.

@@ -37,7 +37,7 @@ class ExitRaised(OffbeatError):
 
 @contextmanager
 def exits_as_errors() -> Generator[None]:
-    """If the block raises anything but an ``Exception``, raise ``ExitRaised`` instead.
+    """Raise ``ExitRaised`` if the block raises anything but an ``Exception``.
 
     Cancellation and closing pass through, because they come from outside the block.
     """

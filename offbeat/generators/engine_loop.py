@@ -275,7 +275,7 @@ class EngineLoop(Generic[E]):
             self._start()
 
     def _retry(self) -> None:
-        """After a refused step, restart the thread with a command that does nothing."""
+        """Restart the thread, after a refused step, with a command that does nothing."""
         if self._gone is None:
             done = asyncio.get_running_loop().create_future()
             self._post(lambda _: None, done, answers_at_once=True)

@@ -84,7 +84,7 @@ def _is_private(folder: Path) -> bool:
 
 @contextmanager
 def in_own_session() -> Generator[None, None, None]:
-    """Within the block, start Ray's processes outside of this process group.
+    """Start Ray's processes, within the block, outside of this process group.
 
     ``timeout``, ``kill -TERM -PGID`` and many schedulers signal the driver's process group. Ray's
     daemons block only SIGINT: a SIGTERM would end them and all actors before the run ends cleanly.

@@ -295,7 +295,7 @@ def _apart(model: PreTrainedModel) -> Iterator[tuple[str, str]]:
 def _hold_equal(files: Mapping[str, Path], *names: str) -> bool:
     """Return whether two tensors in the files are equal.
 
-    Also return True if the files have one of them under a different name.
+    Also return True if one of them has a different name in the files.
     """
     held = [each if each in files else each.partition(".")[2] for each in names]
     if not all(each in files for each in held):

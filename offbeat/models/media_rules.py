@@ -97,7 +97,7 @@ class MediaRules:
         return self._placeholders(prompt_ids)[: self.count_features(media)]
 
     def shift(self, media: Media | None) -> int:
-        """Return the shift of the positions of all tokens behind a prompt with these media."""
+        """Return how far the positions of all tokens after a prompt with these media shift."""
         del media
         return 0
 

@@ -110,7 +110,7 @@ def distance(got: Iterable[Tensor], want: Iterable[Tensor]) -> Distance:
 
 @contextmanager
 def in_float32(model: PreTrainedModel) -> Generator[None]:
-    """Inside the block, compute in float32 with the values of the model's 16-bit weights.
+    """Compute in float32, inside the block, with the values of the model's 16-bit weights.
 
     Weights of a decoder layer are widened only while it computes. So memory holds both dtypes only
     for one layer and the weights outside of layers.

@@ -10,7 +10,7 @@ class Admission:
     """Room for one more group, and the step that the group is bound to."""
 
     target_step: int | None = None
-    """Step that must train the group; None: any step. A refused earlier step lowers it by one."""
+    """Step that must train the group, or None for any. A refused earlier step lowers it by one."""
 
 
 def earliest_step(target_step: int | None) -> int:

@@ -1,4 +1,4 @@
-"""Implements ``ready_first``: ready groups train first, and no group ever gets too old to train."""
+"""Implements ``ready_first`` and ``weight_fifo``: no group gets too old to be trained."""
 
 import heapq
 from collections.abc import Iterator

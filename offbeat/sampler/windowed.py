@@ -60,8 +60,9 @@ class Windowed:
         """Return groups past the bound. ``predictive`` adds groups that no step can train in time.
 
         No step can train a group in time if enough ready groups that expire no earlier fill every
-        step until then. These ready groups are selected before it in either order. Ready groups
-        that expire earlier do not count, because they may be gone by then and leave a place.
+        step until then. With and without ``freshest_first``, these ready groups are selected before
+        it. Ready groups that expire earlier do not count, because they may be gone by then and
+        leave a place.
         """
         late = past_bound_in_flight(view, self.max_staleness)
         if not predictive:

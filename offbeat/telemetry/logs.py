@@ -44,7 +44,7 @@ class Redactor:
     def from_environment(
         cls, environ: Mapping[str, str] = os.environ, config: RunConfig | None = None
     ) -> "Redactor":
-        """Create a redactor of all environment variables and recipe keys named like a secret."""
+        """Create a redactor for environment variables and recipe keys with the name of a secret."""
         named = set[str]() if config is None else of_recipe(config.model_dump())
         remember_secrets(named)
         return cls(of_environment(environ) | named)
@@ -267,7 +267,7 @@ def prepare(name: str, run_dir: str, config: RunConfig | None = None) -> None:
 
 
 def dump_stacks_on_signal() -> None:
-    """On SIGUSR1, dump the stacks of all threads to stderr instead of ending the process."""
+    """Dump the stacks of all threads to stderr on SIGUSR1 instead of ending the process."""
     faulthandler.register(signal.SIGUSR1, file=_STDERR)
 
 

@@ -27,7 +27,7 @@ EVALUATION_MARK: Final = f'"{EVALUATION}'.encode()
 
 
 def is_evaluation(record: MetricRecord) -> bool:
-    """Return whether a record is of an evaluation, which may end several steps after its version."""
+    """Return whether a record belongs to an evaluation, which may end steps after its version."""
     return bool(record.metrics) and all(name.startswith(EVALUATION) for name in record.metrics)
 
 

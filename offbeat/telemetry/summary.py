@@ -101,7 +101,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def signal_warning(self) -> str:
-        """Return a sentence on a run with a signal in no step or few steps, else no text."""
+        """Return a warning if no step of a run, or only few, had a signal, else no text."""
         if self.had_no_signal:
             return (
                 "No step had a signal: in each group all rewards were equal, so nothing was "

@@ -166,7 +166,11 @@ class StepTimes:
     """
 
     def __init__(self, *together: str) -> None:
-        """``together`` lists categories. Their sum never falls; the late-reported one is first."""
+        """Create the splitter.
+
+        ``together`` lists categories whose sum never falls. The one that is reported late comes
+        first.
+        """
         self._together = together
         self._given = dict[str, float]()
 

@@ -113,7 +113,7 @@ class QueueIndex:
             self.bytes_held += payload_bytes
 
     def drop_added(self, prompt_indices: Iterable[int]) -> None:
-        """Drop the added columns of the groups. They are valid for only one trainer version."""
+        """Drop the columns added to these groups. They are valid for only one trainer version."""
         for prompt_index in prompt_indices:
             added = self._entries[prompt_index].parts[1:]
             self.bytes_held -= sum(part.payload_bytes for part in added)

@@ -39,7 +39,7 @@ class Hold:
 
 @dataclass(frozen=True, slots=True)
 class PassedOver:
-    """Removable segments of a producer: unreferenced, with a later segment. Thread-safe."""
+    """Removable segments of a producer: unreferenced, followed by a later one. Thread-safe."""
 
     producer: str
     incarnation: str
@@ -116,7 +116,7 @@ class Holds:
 
 
 def _is_newer(segment: str, than: str | None) -> bool:
-    """Return whether a segment is newer than another of its producer, such as by incarnation."""
+    """Return whether a segment is newer than another segment of the same producer."""
     if than is None:
         return True
     (_, incarnation, number), (_, former_incarnation, former_number) = parts(segment), parts(than)

@@ -18,7 +18,7 @@ from offbeat.trainers.torch.sharding import cut_like, local_region
 def exchange_weights(
     exchanges: Iterable[tuple[nn.Module, nn.Module, str, Callable[[Tensor], Tensor]]],
 ) -> Generator[None]:
-    """Inside the block, exchange weights while the modules that read them compute.
+    """Exchange weights, inside the block, while the modules that read them compute.
 
     A weight is exchanged when the pass reaches its module, after the ranks have gathered the
     weight. It is restored when the pass leaves the module. So only one module's weights exist twice

@@ -55,7 +55,7 @@ def chunk_places(vocabulary: int, device: torch.device) -> int:
 def chunk_head(
     head: nn.Module, packed: PackedRows, compute: OfLogits, places: int
 ) -> Generator[Callable[[Tensor], tuple[Tensor, ...]]]:
-    """Inside the block, replace the output of a head by the result of ``compute`` on its logits.
+    """Replace, inside the block, the output of a head by the result of ``compute`` on its logits.
 
     Hooks do this while the model's forward runs, because the weights of a sharded model exist only
     then. The model must return the head's output unchanged.
@@ -296,7 +296,7 @@ def has_plain_head(model: PreTrainedModel) -> bool:
 
 @contextmanager
 def _only_places(head: nn.Module, places_U: Tensor) -> Generator[None]:
-    """Inside the block, restrict the output head to the hidden states [U, H] of these positions.
+    """Restrict the output head, inside the block, to the hidden states [U, H] of these positions.
 
     A hook in front of the head works for every model, because later operations on the logits (a
     cap, a scale) are elementwise. Calling body and head separately would skip these operations.

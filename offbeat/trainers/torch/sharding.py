@@ -101,7 +101,7 @@ def settle(model: nn.Module) -> None:
 
 @contextmanager
 def reset_after_error(model: nn.Module) -> Generator[None]:
-    """If a pass through the model raises inside the block, clean up after it.
+    """Clean up if a pass through the model raises inside the block.
 
     Earlier gradients are kept. torch 2.15 would drop them with the gradients of the pass.
     """
