@@ -65,7 +65,7 @@ class GenerateResult(msgspec.Struct, frozen=True):
     engine: str
     incarnation: str
     kept_kv: tuple[int, ...] = ()
-    """[G] number of each sample's tokens with keys and values of weights older than their version.
+    """[G] number of each sample's tokens whose keys and values come from older weights.
 
-    Empty if no sample has such tokens.
+    Older means older than the token's own version. Empty if no sample has such tokens.
     """

@@ -167,7 +167,7 @@ class Receipt(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @property
     def generated_tokens(self) -> tuple[int, ...]:
-        """Return each valid sample's trained tokens, or all its tokens if truncated and masked."""
+        """Return each valid sample's trained tokens, or all of them if truncated and masked."""
         truncated = self.truncated
         if not any(truncated):
             return self.of_valid(self.valid_tokens)

@@ -76,7 +76,7 @@ def wrap_line(text: str, first: str = "", rest: str = "") -> list[str]:
     """Return the text as lines of at most ``COLUMNS`` characters, made printable.
 
     Args:
-        text: Text of one line. Spaces are kept, except at the ends of new lines.
+        text: Text of one line. Spaces are kept, except where a line is broken.
         first: Beginning of the first line.
         rest: Beginning of the other lines.
     """

@@ -258,7 +258,7 @@ def _has_shapes(
 
 
 def _kept_layers(config: PreTrainedConfig, layers: int) -> tuple[int, ...]:
-    """Return the indices of the layers to keep: the first of every kind, then the first of all."""
+    """Return the indices of layers to keep: the first of each kind, then the first of the rest."""
     lists = [each for each in _sequences(config.to_dict()) if len(each) == layers]
     kinds = [repr([each[place] for each in lists]) for place in range(layers)]
     firsts = [kinds.index(kind) for kind in dict.fromkeys(kinds)]

@@ -163,7 +163,7 @@ def _fill(columns: dict[str, Floats], row: int, record: MetricRecord, *, known: 
 
 
 def bin_means(column: Floats, bins: int) -> Floats:
-    """Return the mean of the finite numbers in each of at most ``bins`` equal runs of steps."""
+    """Return the mean of the finite numbers in each of at most ``bins`` intervals of steps."""
     if len(column) <= bins:
         return column
     starts = np.arange(bins) * len(column) // bins

@@ -264,7 +264,7 @@ def _check_unfinished(config: RunConfig, directory: Path) -> None:
 
 
 def _check_not_saved(config: RunConfig, directory: Path) -> None:
-    """Check that the run can still end after these steps: a checkpoint does not go back."""
+    """Check that the newest checkpoint does not have more steps than the recipe."""
     saved = find_saved_version(directory)
     if saved > config.steps:
         problem = f"its newest checkpoint has step {saved}, and steps={config.steps}"
@@ -350,7 +350,7 @@ The same holds for the sections of some trainer parts.
 def _find_changed_inputs(
     config: RunConfig, before: Mapping[str, str], recipe: object, *, changed_code: bool
 ) -> dict[str, str]:
-    """Return, by recipe key, what is wrong with each changed input of the run.
+    """Return, by recipe key, how each input of the run has changed, or "" if it has not.
 
     ``recipe`` is the run's previous recipe. If an input was not recorded or is not a local file,
     only its name is compared.
@@ -376,7 +376,7 @@ def _find_changed_inputs(
 def _commits(
     key: str, path: str, now: Mapping[str, str], before: Mapping[str, str], recipe: object
 ) -> str:
-    """Return the prompts' commits on the hub, now and before, each "" if not both are known."""
+    """Describe the prompts' commits on the hub, now and before, if both are known."""
     was = before.get(str(dict(leaves(recipe)).get(key)))
     is_now = now.get(path)
     return f": commit {is_now}, but the run began with commit {was}" if was and is_now else ""

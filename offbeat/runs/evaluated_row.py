@@ -82,7 +82,7 @@ class EvaluatedRow(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.json.format(msgspec.json.encode(values), indent=2).decode() + "\n"
 
     def to_text(self) -> str:
-        """Format in 80 columns, with a final newline. Text of a model or a file is printable."""
+        """Format in 80 columns, with a final newline. Make text of models and files printable."""
         (chosen,) = (each for each in self.evaluations if each.due == self.shown)
         prompt = chosen.samples[0].prompt
         lines = [

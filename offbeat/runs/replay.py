@@ -224,7 +224,7 @@ class _Story:
 
 
 def _between_folds(journal: Path, whole: Ledger) -> Iterator[str]:
-    """Yield differences between the folds from the newest snapshot and from the first event."""
+    """Yield differences between the states from the newest snapshot and from the first event."""
     try:
         recovered = recover(journal)
     # Damage in events that the fold from the first event read without an error
@@ -315,7 +315,7 @@ def _join(numbers: list[int]) -> str:
 
 
 def _shorten(texts: list[str]) -> list[str]:
-    """Return the first and last of very many texts, and the number of omitted ones."""
+    """Return the texts. Of very many, return the first, the last and the number of others."""
     between = len(texts) - 2 * _SHOWN
     return (
         texts if between <= 0 else [*texts[:_SHOWN], f"... {between:,} more ...", *texts[-_SHOWN:]]

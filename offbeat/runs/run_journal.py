@@ -82,7 +82,7 @@ class RunJournal:
         return self._read.state_before(position)
 
     def undone_to(self, after: int) -> float:
-        """Return the lowest version that parts after a position rewind to, or infinity if none."""
+        """Return the lowest version to which parts after a position rewind, or infinity."""
         found = (each.undone_to for each in self.aggregates[after + 1 :])
         return min((each for each in found if each is not None), default=math.inf)
 

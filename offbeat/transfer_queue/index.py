@@ -12,7 +12,7 @@ from offbeat.messages.failures import OffbeatError
 
 
 class StaleHandle(OffbeatError):
-    """An outdated handle: the queue has a newer attempt, another form of this one, or nothing.
+    """A handle is outdated: the queue has a newer attempt, another form of this one, or nothing.
 
     Fix: report it.
     """

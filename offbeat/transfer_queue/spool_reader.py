@@ -62,7 +62,7 @@ class Holds:
     """Counts references by segment. All methods belong to one thread."""
 
     def __init__(self, needed: Iterable[str] = ()) -> None:
-        """``needed`` lists segments that a former controller referenced. They are kept."""
+        """Create the counts. The ``needed`` segments, which a former controller used, are kept."""
         self._counts, self._needed = Counter[str](), frozenset(needed)
         self._incarnations = dict[
             str, set[str]
@@ -91,7 +91,7 @@ class Holds:
         return self.inherit(place)
 
     def list_unneeded(self) -> list[str]:
-        """Return segments that are no longer needed, and again after a late reply from one."""
+        """Return segments that are no longer needed. A late reply can make one appear again."""
         free = list[str]()
         while self._let_go:
             segment = self._let_go.popleft()
