@@ -244,7 +244,7 @@ def _check_same(loss: CustomLoss, want: _Found, got: _Found, fix: str) -> None:
 def _check_proportional(
     loss: CustomLoss, config: CustomLossConfig, tokens: LossTokens, whole: _Found
 ) -> None:
-    """Refuse a gradient that does not double with the advantages: ``step_std`` divides it later."""
+    """Refuse a gradient that does not double with the advantages: ``step_std`` divides it."""
     doubled = replace(tokens, advantages_N=2 * tokens.advantages_N)
     got = _results(loss, config, doubled, [list(range(tokens.sequences))], "")
     want_N, got_N = 2 * whole.by_name["gradient"], got.by_name["gradient"]

@@ -100,7 +100,7 @@ class StubTrainer(TrainerBackend):
     def prepare_logprobs(
         self, chunk: "TensorDictBase", **request: Unpack[LogprobRequest]
     ) -> list[LogprobColumns]:
-        """Return the engine's logprobs under the requested names, as if both agreed exactly."""
+        """Return the engine's logprobs under the requested names, as if the trainer agreed."""
         names = list_requested_columns(request)
         return [
             {name: group[GENERATION_LOGPROBS].astype(np.float32) for name in names}
