@@ -83,7 +83,10 @@ class SteppedEngine(Protocol):
         ...
 
     def set_version(self, version: int) -> None:
-        """Stamp tokens with this version from the next step on. This reverts ``lose``."""
+        """Stamp tokens with this version from the next step on.
+
+        After ``lose``, requests are accepted again.
+        """
         ...
 
     def lose(self, problem: str) -> None:

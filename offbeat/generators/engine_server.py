@@ -98,8 +98,9 @@ class EngineServer:
     async def generate(self, request: GenerateRequest) -> GenerateResult:
         """Generate samples, but only with weights of this run.
 
-        A restarted process is refused until it has loaded a release, because it has its initial
-        weights. Any error that is not an ``OffbeatError`` is a bug in the engine (``classify``).
+        A restarted process refuses requests until it has loaded a release, because it has its
+        initial weights. Any error that is not an ``OffbeatError`` is a bug in the engine
+        (``classify``).
 
         Raises:
             EngineUnavailable: The engine holds no weights of this run, or ended before the request

@@ -126,7 +126,7 @@ class Tracker(ABC, Generic[S]):
         return {}
 
     def export_place(self, run: TrackedRun, output: str | None) -> ExportPlace | None:
-        """Return where ``offbeat export`` writes an ended run's metrics, or None without exports.
+        """Return where ``offbeat export`` writes an ended run's metrics, or None if it cannot.
 
         ``output`` is the place that the user named.
 

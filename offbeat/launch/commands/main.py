@@ -450,8 +450,7 @@ def stage(
 ) -> None:
     """Download a model to this machine or to a cluster.
 
-    With RAY_ADDRESS, the model is downloaded to every node of that cluster. Each file is checked
-    against its checksum. Exit code 1: a node lacks the model.
+    With RAY_ADDRESS, the model is downloaded to every node of that cluster. Each file is checked against its checksum. Exit code 1: a node lacks the model.
     """
     from offbeat.launch.commands.stage import stage_or_exit
 
