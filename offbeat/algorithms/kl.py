@@ -39,8 +39,8 @@ def compute_weighted_kl(
     """Return ``exp(logprob - old)`` times ``kl_penalty``, [N], which has the gradient of the KL.
 
     The KL is an expectation over tokens of the policy itself. So its gradient has a part for tokens
-    that become more likely, which ``kl_penalty`` lacks. At ``old = logprob`` the value
-    equals ``kl_penalty``, and the gradient of ``k3`` equals the gradient of ``k2``. DeepSeek-V3.2,
+    that become more likely, which ``kl_penalty`` lacks. At ``old = logprob`` the value equals
+    ``kl_penalty``, and the gradient of ``k3`` equals the gradient of ``k2``. DeepSeek-V3.2,
     arXiv:2512.02556, section 3.1; arXiv:2506.09477. If a log-ratio to the reference exceeds
     ``LOG_RATIO_LIMIT``, the token has no gradient, not even through the weight.
     """
@@ -55,8 +55,7 @@ def penalise_kl(tokens: ValidTokens, config: PolicyGradientLossConfig) -> ValidT
 
     A token's advantage contains the KL of only this token (discount 0), as in REINFORCE++ with
     baseline in NeMo-RL (``use_kl_in_reward``) and slime (``--kl-coef``). The estimate is ``k1``.
-    Its policy
-    gradient is the gradient of KL(policy || reference). arXiv:2501.03262, section 3.2.
+    Its policy gradient is the gradient of KL(policy || reference). arXiv:2501.03262, section 3.2.
     """
     if tokens.reference_N is None or not config.kl_reward_coef:
         return tokens

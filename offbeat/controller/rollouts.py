@@ -3,15 +3,15 @@
 A prompt is drawn only when it is admitted. A failed rollout never becomes a reward. It is retried,
 or dropped with a reason, or it ends the run.
 
-The buffer must have room for one more group, and for a complete step.
+Two rules keep room in the buffer: for one more group, and for a complete step.
 
-A group has room if, with it and ``w`` others that go before it, both bounds hold::
+A group has room if both bounds hold with this group and ``w`` others that go before it::
 
     n + w + 1 <= C                     groups
     b + (f + w + 1) * m <= B           bytes
 
     C, B   ``buffer.capacity_groups``, and ``buffer.capacity_mib`` in bytes
-    n      groups in flight, ready or in training: all in the ledger but the admitted
+    n      groups in flight, ready or in training: all groups in the ledger except admitted ones
     b      bytes of the columns that the queue holds
     f      groups in flight, each of which may still grow to ``m`` bytes, the largest group
     w      admitted groups that are trained before this one and need room first

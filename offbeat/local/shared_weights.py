@@ -4,9 +4,10 @@ Decode steps and optimizer steps alternate (``WeightGate``), so each token has t
 computed it:
 
 - A finish closes the gate before the first weight changes, and waits for the decode steps in
-progress. - After an applied step, each engine continues once it has committed that release. - After
-a step that was not applied, the engines continue. So they do after a finish that was refused
-  because an earlier call of its step had failed.
+  progress.
+- After an applied step, each engine continues once it has committed that release.
+- After a step that was not applied, the engines continue at once. They also continue after a finish
+  that was refused because an earlier call of its step had failed.
 - A finish that raised keeps the gate closed until a restore. Engines load the restored release.
 - A replaced trainer has different tensors. Its former engines fail and are replaced.
 

@@ -60,8 +60,7 @@ def write_media(
 
     Hooks on the input embedding do this while the model's forward runs, because the weights of a
     sharded model exist only then. They call ``features_of``, or the model's own encoder if that is
-    None.
-    Without media, no hook is set.
+    None. Without media, no hook is set.
     """
     if placed is None:
         yield

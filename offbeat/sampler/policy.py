@@ -137,8 +137,7 @@ class Sampler(Protocol):
         """Return whether a waiting group may go to an engine now, still in time to be trained.
 
         It is True for a group that was just admitted. A group that returns after a failure or a
-        rewind may
-        have to wait for newer weights.
+        rewind may have to wait for newer weights.
         """
         ...
 

@@ -30,14 +30,13 @@ TOLERANCE_16_BIT: Final = 0.25
 # Nats, if kernels also round activations to float8. SmolLM2-135M moved by up to 1.14 on 48 prompts.
 TOLERANCE_8_BIT: Final = 1.5
 FLOOR_FACTOR: Final = 5.0
-"""For later releases, an engine tolerates this many times its first gap, if that exceeds the
-tolerance.
+"""Tolerance of an engine for later releases, as a multiple of its first gap.
 
-A 550B mixture of experts had a gap of 0.06 nats with the weights of its files, and gaps of 0.15 to
-0.30 nats after syncs.
+It applies only if it exceeds the canary's tolerance. A 550B mixture of experts had a gap of 0.06
+nats with the weights of its files, and gaps of 0.15 to 0.30 nats after syncs.
 """
 MOST_FACTOR: Final = 2.0
-"""Maximum factor of calibration on a tolerance, so that a wrong engine cannot raise it more."""
+"""Maximum of that tolerance in canary tolerances, so that a wrong engine is still noticed."""
 # Nats by which each token of an invented distribution is below its best one
 _DROPS: Final = tuple(0.1 * rank for rank in range(KEPT))
 

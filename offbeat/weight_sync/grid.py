@@ -3,8 +3,7 @@
 Ranks are numbered as in megatron-core: the tensor-parallel coordinate varies fastest, then context,
 data and pipeline. The experts have a second numbering of the same ranks within a pipeline stage:
 expert-tensor varies fastest, then expert, then the copies. With ``expert_tensor`` 1 a rank belongs
-to both a
-tensor-parallel group and an expert group, so neither numbering is a product of the other.
+to both a tensor-parallel group and an expert group, so neither numbering is a product of the other.
 """
 
 import math

@@ -1,9 +1,9 @@
 """Manifest of a transfer: every tensor's name, shape, dtypes and offset in a chunk. Pure.
 
 A manifest is created once and is the only description of a transfer. Metadata, sender, receiver and
-tests all use ``offbeat.weight_sync.chunks.walk``, so they cannot disagree on the layout.
-A chunk's digest depends only on its bytes, not on the kind of memory that holds them. This module
-does not import torch.
+tests all use ``offbeat.weight_sync.chunks.walk``, so they cannot disagree on the layout. A chunk's
+digest depends only on its bytes, not on the kind of memory that holds them. This module does not
+import torch.
 """
 
 import math

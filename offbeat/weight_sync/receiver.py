@@ -1,8 +1,7 @@
 """Receiver of weights: begin -> apply every chunk -> verify -> commit, or abort.
 
 ``Receiver`` performs the transaction and checks every chunk. It is the same for every kind of
-engine.
-Engines differ in their ``Target``, which stages the new tensors next to the served ones.
+engine. Engines differ in their ``Target``, which stages the new tensors next to the served ones.
 """
 
 # pyright: reportPrivateImportUsage=false, reportPrivateUsage=false

@@ -1,10 +1,9 @@
 """Records where an engine's own loader puts each region of each checkpoint tensor.
 
-Only the engine's ``load_weights`` defines a rank's needs, because it fuses, cuts and skips
-tensors. So the loader runs once over tensors without memory. The recorder intercepts every copy
-into a parameter and performs none of them. A view of a tensor without memory keeps storage, offset,
-shape and strides. These tell which box of a checkpoint tensor becomes which elements of a
-parameter.
+Only the engine's ``load_weights`` defines a rank's needs, because it fuses, cuts and skips tensors.
+So the loader runs once over tensors without memory. The recorder intercepts every copy into a
+parameter and performs none of them. A view of a tensor without memory keeps storage, offset, shape
+and strides. These tell which box of a checkpoint tensor becomes which elements of a parameter.
 
     bulk    a box that is copied unchanged, or cast: a sender may send only this box
     misc    any other use of a tensor: arithmetic, packing, a shape that is not a box. The whole

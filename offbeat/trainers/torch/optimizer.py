@@ -41,9 +41,8 @@ def round_stochastically(weights: Tensor, masters: Tensor, name: str, updates: i
     weights by less than the distance between two bfloat16 numbers. With rounding to nearest, these
     weights would not change for several steps. Here the probability of rounding up is the truncated
     part, so the expected value of a weight is its master (Gupta et al. 2015, arXiv:1502.02551,
-    section 2). The noise depends only on
-    the parameter's name and its number of updates, so a resumed run has the same weights, bit for
-    bit.
+    section 2). The noise depends only on the parameter's name and its number of updates, so a
+    resumed run has the same weights, bit for bit.
 
     Args:
         weights: [...] bfloat16, changed in place.

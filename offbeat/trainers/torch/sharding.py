@@ -47,8 +47,8 @@ def shard(
 ) -> None:
     """Shard a model over the ranks of a mesh: each decoder layer, then the rest.
 
-    Gradients are summed over ranks, not averaged, because a step divides them once, at its end.
-    If ``divide`` is set, it divides matrices over tensor ranks before each part is sharded.
+    Gradients are summed over ranks, not averaged, because a step divides them once, at its end. If
+    ``divide`` is set, it divides matrices over tensor ranks before each part is sharded.
 
     Raises:
         UntrainableModel: The model's parameters have several dtypes, or this torch is too old.

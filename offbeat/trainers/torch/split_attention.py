@@ -118,8 +118,7 @@ class _SplitOnCpu(torch.autograd.Function):
 
     One call computes the attention of all branches to their prompt. Log-sums are used to merge this
     with the branches' attention to themselves, as ring attention merges blocks of keys. With the
-    log-sum
-    over all keys, the kernel's backward yields each block's part of the gradient.
+    log-sum over all keys, the kernel's backward yields each block's part of the gradient.
     """
 
     @staticmethod
