@@ -98,7 +98,7 @@ class TimeAttribution:
 
     @contextmanager
     def trainer_in(self, category: TrainerTime) -> Generator[None, None, None]:
-        """Count the duration of the block as this trainer work, one of ``_WORK``.
+        """Count the duration of the block as this kind of trainer work, one of ``_WORK``.
 
         Blocks may overlap. Time counts for the open category that is first in ``_WORK``.
         """
@@ -314,7 +314,7 @@ class Observer:
     def trainer_in(
         self, category: TrainerTime, point: Failpoint | None = None
     ) -> Generator[None, None, None]:
-        """Count the duration of the block as this trainer work. It begins at a failpoint."""
+        """Count the duration of the block as this kind of trainer work. Begin at a failpoint."""
         if point is not None:
             self.reached(point)
         with self.times.trainer_in(category):

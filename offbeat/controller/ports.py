@@ -268,7 +268,7 @@ class Journal(Protocol):
         ...
 
     def append(self, event: Event) -> None:
-        """Queue an event. Never blocks the loop. Raises nothing for a slow or failed disk."""
+        """Queue an event. Never blocks the event loop, nor raises if the disk is slow or failed."""
         ...
 
     async def barrier(self) -> None:

@@ -41,7 +41,7 @@ class RunCosts(msgspec.Struct):
     reward_s: float = 0.0
     """Time of a group in environment and reward, averaged and summed in the same way."""
     syncs: int = 0
-    """Weight syncs completed, counted per engine."""
+    """Completed weight syncs, each counted once per engine."""
     retired: dict[str, str] = {}
     """Engines retired since the run was last started or resumed, with the last failure of each."""
     reward_calls: int = 0

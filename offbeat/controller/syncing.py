@@ -177,7 +177,7 @@ class WeightSync:
                     state.engine_signals[engine.name].notify()
 
     def _may_publish(self) -> bool:
-        """Return whether a release is due and can be made while the weights do not change."""
+        """Return whether a release is due and can be made now, while the weights do not change."""
         sync = self._state.sync
         return sync.requested_version is not None or (
             sync.is_lost and self._state.ledger.intent is None

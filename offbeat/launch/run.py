@@ -425,8 +425,8 @@ class LiveRun(Run):
 def _exit_with_code() -> None:
     """Exit with the code of the runs that the program waited for.
 
-    There is no other way to set it. This is registered first, so Python calls it after the handlers
-    of modules that are imported later.
+    The program cannot set this exit code in another way. This is registered first, so Python calls
+    it after the handlers of modules that are imported later.
     """
     if _codes_at_exit:
         sys.stdout.flush()

@@ -43,7 +43,10 @@ class UniqueRequests:
     """
 
     def __init__(self, sender: str) -> None:
-        """``sender`` identifies this process among all earlier and later processes."""
+        """Create the sender.
+
+        ``sender`` identifies this process among all earlier and later processes.
+        """
         self._sender, self._numbers = sender, count()
 
     async def send(self, generate: Generate, request: GenerateRequest) -> GenerateResult:
@@ -60,7 +63,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class EngineClient:
-    """Client of one task's engine: sends requests that fit its window and checks the replies."""
+    """Client of one task's engine: sends requests that fit into its window, and checks replies."""
 
     task: RolloutTask
     generate: Generate

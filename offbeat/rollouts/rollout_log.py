@@ -169,7 +169,7 @@ class RolloutLog:
 
 
 def file_wait_s(age_s: float, waits_s: tuple[float, float] = FILE_WAITS_S) -> float:
-    """Return how long groups may be collected in a file, given the age of the log at its begin."""
+    """Return how long a file may collect groups, by the age of the log when the file begins."""
     least_s, most_s = waits_s
     return min(max(least_s, _WAIT_OF_AGE * age_s), most_s)
 

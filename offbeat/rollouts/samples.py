@@ -43,7 +43,7 @@ _NOT_RETRIED: Final = (LATE, BRANCHES)
 """Failure reasons without a retry: no time is left, or the agent would do the same again."""
 
 _MOST_NAMES: Final = 32
-"""Maximum names of metrics in a group. More indicate an error, such as numbers in the names."""
+"""Maximum names of metrics in a group. More are an error, such as names with numbers in them."""
 
 _UNCOUNTED: Final = 3
 """Free retries of a sample after another sample ended its process. After that, losses count."""
@@ -230,7 +230,7 @@ def pack_with_own_prompts(
 
 
 def seed_of_turn(seed: int, sample: int, turn: int, retry: int) -> int:
-    """Return the seed of a model call. A retry gets a different seed, or it would fail again."""
+    """Return the seed of a model call. A retry gets a different seed, so that it can succeed."""
     again = f":{retry}" if retry else ""
     return random.Random(f"{seed}:{sample}:{turn}{again}").getrandbits(31)
 

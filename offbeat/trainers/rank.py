@@ -237,7 +237,7 @@ class TrainerRank:
     def hold(self, fence: Fence, number: int, *payloads: Sequence[Columns]) -> None:
         """Receive columns ahead of the next call with groups. That call names them by ``number``.
 
-        With several ranks, a lost object prevents only this call. The rank then reports the loss
+        With several ranks, a lost object makes only this call fail. The rank then reports the loss
         inside the next call. Otherwise the other ranks would wait for it in vain.
         """
         self._guard.check(fence)
