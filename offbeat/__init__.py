@@ -1,7 +1,7 @@
 """Asynchronous reinforcement learning for language models: one controller, nothing lost, nothing stale.
 
 ``__all__`` has the names that a program needs. Each is imported at its first use, so importing this
-package loads nothing else. The map of the code is ``ARCHITECTURE.md``.
+package loads nothing else. ``ARCHITECTURE.md`` is the map of the code.
 """
 
 from typing import Final

@@ -1,9 +1,10 @@
 """Finds code by name: plug-ins, so that the core imports none of them, and user code and packages.
 
-A plug-in of this package is a folder of ``offbeat/plugins``. Its ``plugin.py`` has one object for
-each kind that it provides, such as ``TRACKER``. Another package declares an entry point
-``KIND.NAME`` in the group ``offbeat.plugins``. Entry points are read only if this package does not
-have the name. Code of another package is imported only when a recipe or a command names it.
+A plug-in of this package is a folder in ``offbeat/plugins``. Its ``plugin.py`` has one object for
+each kind that it provides, such as ``TRACKER``. For a plug-in of another package, that package
+declares an entry point ``KIND.NAME`` in the group ``offbeat.plugins``. Entry points are read only
+if this package has no plug-in with the name. Code of another package is imported only when a recipe
+or a command names it.
 
 agents       plays groups of environments with episodes that call the model over HTTP:
              ``offbeat.rollouts.worker.AgentPlayer``
@@ -63,7 +64,7 @@ Kind = Literal[
 ]
 
 TargetKind = Literal["advantage", "grader", "loss", "sampler"]
-"""Kinds that a recipe can also name by ``module:name``. An entry point is a shorter name for it."""
+"""Kinds that a recipe can also name by ``module:name``. An entry point is a shorter name."""
 
 GROUP: Final = "offbeat.plugins"
 """Group of the entry points of other packages."""
@@ -105,7 +106,7 @@ _IN_TREE: Final[Mapping[Kind, Mapping[str, str]]] = {
     "transport": {"reshard": "offbeat.plugins.reshard.plugin:TRANSPORT"},
     "wire_format": {"fp8_block": "offbeat.plugins.float8.plugin:FORMAT"},
 }
-"""``module:name`` of each plug-in of this package."""
+"""``module:name`` of each plug-in in this package."""
 
 
 class _Interface(NamedTuple):
@@ -115,7 +116,7 @@ class _Interface(NamedTuple):
     """``module:name`` of the accepted classes. The object is an instance of one."""
 
     attribute: str = ""
-    """Its required attribute besides the methods of the class. Empty if none."""
+    """Attribute that is required in addition to the class's methods, or empty if none is."""
 
     attribute_type: str = ""
     """``module:name`` of the attribute's class."""
@@ -169,7 +170,7 @@ def find_plugin(kind: Kind, name: str) -> Any:  # noqa: ANN401 -- each caller ca
 
     Raises:
         NoSuchPlugin: No plug-in has the name.
-        PluginUnusable: Several have it, its import fails, or it does not fit its kind.
+        PluginUnusable: Several packages provide it, its import fails, or it does not fit its kind.
     """
     if name in _IN_TREE[kind]:
         found = _load(kind, name)
@@ -197,7 +198,7 @@ def find_only(kind: Kind) -> Any:  # noqa: ANN401 -- as above
 
 
 def names_of_packages(kind: Kind | TargetKind) -> dict[str, str]:
-    """Return the names that other packages provide, each with its package, without importing any.
+    """Return the names that other packages provide, with the packages. Import none of them.
 
     Names of this package's plug-ins are left out, because they hide equal names of other packages.
     """
@@ -211,7 +212,7 @@ def names_of_packages(kind: Kind | TargetKind) -> dict[str, str]:
 
 
 def suggest_package(kind: Kind | TargetKind, name: str) -> str:
-    """Suggest a fix for an unknown name: a similar installed name, or a package."""
+    """Suggest a fix for an unknown name: a similar installed name, or a package to install."""
     brought = names_of_packages(kind)
     if near := difflib.get_close_matches(name, brought, n=1):
         return f"Did you mean `{near[0]}`?"
@@ -223,7 +224,7 @@ def find_target(kind: TargetKind, name: str) -> str | None:
     """Return the ``module:name`` of an entry point of another package, without importing it.
 
     Raises:
-        PluginUnusable: Several packages provide one.
+        PluginUnusable: Several packages provide this entry point.
     """
     entries = _entry_points(f"{kind}.{name}")
     return None if not entries else _only(entries, kind, name).value
@@ -260,12 +261,12 @@ def find_plugins(kind: Kind) -> dict[str, Any]:
 
 
 def is_in_package(kind: Kind, name: str) -> bool:
-    """Return whether this package has the name, even if the folder of the plug-in is absent."""
+    """Return whether this package has a plug-in of this name, even if its folder is missing."""
     return name in _IN_TREE[kind]
 
 
 def find_problems() -> list[PluginUnusable]:
-    """Return broken plug-ins of this package, and names that other packages repeat."""
+    """Return problems: broken plug-ins of this package, and names repeated by other packages."""
     loaded = {(kind, name): _load(kind, name) for kind in _IN_TREE for name in _IN_TREE[kind]}
     broken = [found for found in loaded.values() if isinstance(found, PluginUnusable)]
     of_others = dict[str, list[str]]()
@@ -315,7 +316,7 @@ def find_installed_version(package: str) -> str | None:
 
 @cache
 def _load(kind: Kind, name: str) -> Any | None:  # noqa: ANN401 -- of any kind
-    """Return a plug-in of this package, why it is unusable, or None if its folder is missing."""
+    """Return a plug-in of this package, or why it is unusable, or None if its folder is missing."""
     target = _IN_TREE[kind][name]
     try:
         return import_object(target)
@@ -328,7 +329,7 @@ def _load(kind: Kind, name: str) -> Any | None:  # noqa: ANN401 -- of any kind
 
 
 def _find_spec(package: str) -> ModuleSpec | None:
-    """Find a package with all finders, because an editable install adds another one."""
+    """Find a package with all finders, because an editable install adds a finder."""
     try:
         return find_spec(package)
     except ValueError:  # loaded already, and without a spec: __main__
@@ -355,7 +356,7 @@ def _check_interface(plugin: object, kind: Kind, entry: EntryPoint) -> None:
     """Check that a plug-in of another package fits its kind.
 
     Raises:
-        PluginUnusable: It does not fit.
+        PluginUnusable: The plug-in does not fit.
     """
     if kind in _INTERFACES and (wrong := _find_misfit(plugin, _INTERFACES[kind])):
         problem, fix = wrong
@@ -364,7 +365,7 @@ def _check_interface(plugin: object, kind: Kind, entry: EntryPoint) -> None:
 
 
 def _find_misfit(plugin: object, interface: _Interface) -> tuple[str, str] | None:
-    """Return the form of an object that does not fit, and the fix, or None if it fits."""
+    """Return what form an object has that does not fit, and the fix. Return None if it fits."""
     types: list[type] = [import_object(each) for each in interface.types]
     names, class_name = " or ".join(each.__name__ for each in types), type(plugin).__name__
     by_type = [_find_missing(plugin, each, interface.attribute) for each in types]
@@ -415,7 +416,7 @@ def _entry_points(name: str | None = None) -> list[EntryPoint]:
 
 @cache
 def _list_entry_points(path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
-    """Return the entry points of all packages on ``path``. Reading them needs some milliseconds."""
+    """Return the entry points of all packages on ``path``. Reading them takes some milliseconds."""
     del path
     return tuple(entry_points(group=GROUP))
 

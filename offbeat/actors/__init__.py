@@ -1,5 +1,5 @@
 """Ray actor classes, and the adapters that implement the controller's ports.
 
-Actors satisfy the Protocols of ``offbeat.controller.ports`` by shape. Neither side imports the
+Actors have the methods of the Protocols in ``offbeat.controller.ports``. Neither side imports the
 other.
 """

@@ -57,7 +57,7 @@ async def await_reply(ref: "ray.ObjectRef[T]", actor: str, during: str) -> T:
     Raises:
         ActorLost: The process has died or cannot be reached.
         ArgumentLost: The process is alive, but an object that the call refers to is lost.
-        StartFailed: Its constructor raised.
+        StartFailed: The actor's constructor raised.
         OffbeatError: A typed failure that the actor raised, as its own class.
         RemoteBug: Any other error of the actor.
     """
@@ -89,7 +89,7 @@ def find_cause(error: RayTaskError, actor: str, during: str) -> OffbeatError:
 
 
 def lost(error: RayError, actor: str, during: str) -> ActorLost | StartFailed:
-    """Return the failure of a process that has died, or that did not start because it raised."""
+    """Return the failure of a process that has died, or whose constructor raised."""
     if isinstance(error, RayActorError) and error.actor_init_failed:
         return StartFailed(actor, find_raised_line(error))
     return ActorLost(actor, during, _cause_of_death(error))

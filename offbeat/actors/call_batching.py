@@ -8,14 +8,15 @@ returns all replies that are ready.
     call(question) -- exchange(asked, cancelled, doubted) --> work(question) as a task each
                    <-- answers, as soon as one is ready --
 
-One exchange is always open while replies are pending. A newer exchange supersedes it: the older one
-returns at once with the replies that are ready. So if an exchange that was never superseded returns
-nothing, the callee has no pending work, for example because its process was replaced.
+While replies are pending, at least one exchange is open. When a newer exchange arrives, it
+supersedes the older one, which returns at once with the replies that are ready. So if an exchange
+that was never superseded returns nothing, the callee has no pending work, for example because its
+process was replaced.
 
-Ray may fail to report that a process has died, because its timers follow the wall clock, which may
-be set back. So an exchange without a reply is followed by another one after a while. An exchange is
+Ray may fail to report that a process has died, because Ray's timers follow the wall clock, which
+may be set back. So after some time without a reply, another exchange is sent. An exchange is
 presumed lost if it stays open although the callee has answered later ones. The next exchange names
-the calls that it may have carried. They fail if the callee does not know them.
+the calls that the lost one may have carried. If the callee does not know them, they fail.
 """
 
 import asyncio
@@ -48,7 +49,7 @@ class BatchedReply(msgspec.Struct, Generic[A], frozen=True):
 Exchange = Callable[
     [Sequence[tuple[int, Q]], Sequence[int], Sequence[int]], Awaitable[Sequence[BatchedReply[A]]]
 ]
-"""Sends new requests, ids of cancelled ones, and ids that the callee may not know."""
+"""Sends new requests, ids of cancelled requests, and ids that the callee may not know."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +117,7 @@ class CallBatcher(Generic[Q, A]):
             asyncio.get_running_loop().call_soon(self._flush)
 
     def _flush(self) -> None:
-        """Start an exchange with all requests since the last one."""
+        """Start an exchange with all requests since the last exchange."""
         self._flush_is_due = False
         if not (self._requests or self._cancelled or self._is_owed(self._next_id)):
             return
@@ -176,7 +177,7 @@ class CallBatcher(Generic[Q, A]):
             self._flush_soon()
 
     def _forget(self, exchange: asyncio.Task[None]) -> None:
-        """Forget an exchange that has ended. If it was waited for, the next one can start."""
+        """Forget an exchange that has ended. If the next one waited for that, start it."""
         self._exchanges.discard(exchange)
         self._presumed_lost.discard(exchange)
         if exchange in self._overtaken:
@@ -194,13 +195,13 @@ class CallBatcher(Generic[Q, A]):
             waiting.set_result(answer.value)  # type: ignore[arg-type]  # a value, if no failure
 
     def _fail(self, before: int, failure: Exception) -> None:
-        """Fail every call with an id below ``before``. The next exchange notifies a live callee."""
+        """Fail every call with an id below ``before``. The next exchange cancels their work."""
         for id_ in self._list_owed(before):
             self._open[id_].set_exception(failure)
             self._cancelled.append(id_)
 
     def _is_owed(self, before: int) -> bool:
-        """Return whether a call with an id below ``before`` waits, as a rule the oldest one."""
+        """Return whether a call with an id below ``before`` still waits for its reply."""
         return any(id_ < before and not answer.done() for id_, answer in self._open.items())
 
     def _list_owed(self, before: int) -> list[int]:
@@ -269,7 +270,7 @@ class ReplyBatcher(Generic[Q, A]):
     ) -> list[BatchedReply[A]]:
         """Accept requests and return the replies that are ready.
 
-        A call of ``doubted`` that is neither pending nor ready here fails as ``ActorLost``: its
+        If a call in ``doubted`` is neither pending nor ready here, it fails with ``ActorLost``: its
         process was replaced by this one, or its reply was lost. An empty list means that a newer
         exchange has superseded this one, or that the caller has no pending requests.
         """

@@ -37,8 +37,8 @@ class ControllerActor:
     """Async actor of the controller.
 
     ``status`` and ``abort`` are answered while ``run`` is in progress. Only the driver calls this
-    actor, and the actors that it calls never call back. A driver that no longer asks for the status
-    cannot end the run. Then the run ends itself, as by ``abort``.
+    actor, and the actors that it calls never call back. If the driver no longer asks for the
+    status, nobody can end the run. Then the run ends itself, as with ``abort``.
     """
 
     def __init__(self, build: Callable[[], Awaitable[HostedController]]) -> None:
@@ -69,7 +69,8 @@ class ControllerActor:
     async def _end_unwatched(self) -> None:
         """Abort the run once the driver has been silent for too long.
 
-        It counts its own polls, so time in which this process stands still does not count.
+        Silence is measured by counting polls, so time in which this process is suspended does not
+        count.
         """
         while self._unwatched_looks * _LOOK_S < _UNWATCHED_S:
             await asyncio.sleep(_LOOK_S)

@@ -17,7 +17,7 @@ from offbeat.telemetry.logs import pause_collections
 class EngineActor(EngineServer):
     """Mixin that lets environment workers call an engine server in batches. Async.
 
-    Put it before the server among the bases of an actor class.
+    In an actor class, this base must come before the server.
     """
 
     @cached_property

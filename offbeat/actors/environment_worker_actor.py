@@ -1,4 +1,4 @@
-"""Ray actor of an environment worker, which finds its engines by name."""
+"""Ray actor of an environment worker. It finds its engines by name."""
 
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false
@@ -23,10 +23,10 @@ from offbeat.rollouts.worker import EnvironmentSpec, EnvironmentWorker
 from offbeat.transfer_queue.schema import Columns
 
 COALESCED_BYTES: Final = 4 * 2**20
-"""Size in bytes at which a reply adds no further group.
+"""Size in bytes from which no further group is added to a reply.
 
 A reply is one object in Ray's store, which costs about 2 ms of CPU whatever its size. The object is
-freed with its last group, so a larger bound would keep more memory of trained groups.
+freed with its last group, so a larger bound would hold memory of trained groups for longer.
 """
 
 
@@ -76,7 +76,7 @@ class EnvironmentActor:
         return await self._engine(engine).call(request)
 
     def _engine(self, name: str) -> CallBatcher[GenerateRequest, GenerateResult]:
-        """Return the engine with this name, looked up at its first request.
+        """Return the engine with this name, which is looked up at its first request.
 
         A retired engine has no actor.
 
@@ -100,7 +100,7 @@ class EnvironmentActor:
     async def alive(self) -> None: ...  # also answers while an environment blocks the other methods
 
     async def close(self) -> WorkerReport:
-        """Return the last report, which counts the calls of cancelled work."""
+        """Close the worker. Return the last report, which counts the calls of cancelled work."""
         await self._groups.close()
         return await self._worker.close()
 
@@ -120,7 +120,7 @@ def _exchange_with(
 
 
 def _as_failure(error: Exception) -> OffbeatError:
-    """Return an error of ``roll_out``, which is typed. Any other error is a bug here."""
+    """Return a typed error of ``roll_out`` unchanged. Any other error is a bug in this package."""
     if isinstance(error, OffbeatError):
         return error
     return RemoteBug("environment worker", "rollout", type(error).__name__, first_line(error))

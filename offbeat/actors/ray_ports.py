@@ -1,6 +1,6 @@
 """The controller's ports over Ray actors: thin adapters, one remote call each.
 
-Payload handles are passed as top-level arguments, so that Ray resolves them: small ones travel
+Payload handles are passed as top-level arguments, so that Ray resolves them: small objects are sent
 inside the call, large ones are read from shared memory.
 
 Also holds the controller's side of the spool, over Ray's object store.
@@ -59,7 +59,7 @@ class RayRollouts:
     ) -> None:
         """Create the port. ``hold`` is called for each finished group.
 
-        Its result is kept as long as the payload.
+        The result of ``hold`` is kept as long as the payload exists.
         """
         self._workers = [
             RayWorker(f"environment-{index}", handle) for index, handle in enumerate(workers)
@@ -72,7 +72,7 @@ class RayRollouts:
     async def rollout(self, fence: Fence, task: RolloutTask) -> tuple[Receipt, PayloadHandle]:
         """Roll out a task.
 
-        Return the receipt by value, and a reference to the payload, owned here.
+        Return the receipt by value, and a reference to the payload. This process owns the payload.
         """
         self._fence = fence
         index, clock = self._next(), asyncio.get_running_loop().time
@@ -174,7 +174,7 @@ class RayGenerator:
 
 
 def flat(chunk: Chunk) -> tuple[Places, list[Any]]:
-    """Return every object of a chunk once, and the location of each group's columns in them."""
+    """Return every object of a chunk once, and where each group's columns are in them."""
     refs: dict[Any, int] = {}
     places = tuple(
         tuple((refs.setdefault(handle.ref, len(refs)), handle.index) for handle in handles)
@@ -190,7 +190,7 @@ class RaySpool(SpoolReader[PayloadHandle]):
         return PayloadHandle(ray.put([columns]), 0, hold)
 
     async def lost(self, payloads: Mapping[int, tuple[Any, ...]]) -> set[int]:
-        """Return the groups with a lost object. This process owns all objects, so it knows."""
+        """Return the groups with a lost object. This process owns all objects, so it can tell."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(None, _lost, payloads)
 

@@ -47,9 +47,9 @@ def set_up_files(
         process: Name of the process in the run.
         run_dir: Run directory of the driver.
         sharing: None if the run uses only this machine.
-        config: Config in a process that has the whole recipe, as in ``prepare``.
-        needs_to_share: Fix to name if this process must see the run directory and does not. Empty
-            if it need not see it.
+        config: The recipe, in a process that has all of it. It is passed to ``prepare``.
+        needs_to_share: Fix to show if this process must see the run directory and does not. Empty
+            if it need not see the directory.
 
     Raises:
         RunDirNotShared: The process must see the run directory and does not.
@@ -79,7 +79,7 @@ def _find_location(
 
 
 def check_sees(process: str, run_dir: Path, token: RunDirToken) -> None:
-    """Raise unless this process sees the driver's directory.
+    """Raise unless this process sees the driver's run directory.
 
     Raises:
         RunDirNotShared: It does not, although it is on the driver's machine.

@@ -7,13 +7,11 @@ a rank dies         ActorLost for any rank, because the controller replaces all 
 ranks disconnect    the same
 a rank hangs        the others give up at their timeout, which is shorter than any step's deadline
 
-Also the trainer port of a run without engines, which needs no published weights.
+The module also has the trainer port for runs without engines, which need no published weights.
 
-Also asks engines for their layout, to which trainer ranks cut their releases. All engines have the
-same layout.
-
-Cutting only saves bytes: an engine can load its part from any release. So the wait for the layout
-is short, and a run publishes without it if its engines do not answer.
+It also asks engines for their layout, so that trainer ranks cut releases for it. All engines have
+the same layout. Cutting only saves bytes: an engine can load its part from any release. So the wait
+for the layout is short. If no engine answers, releases are published without it.
 """
 
 # pyright: reportUnknownMemberType=false
@@ -68,7 +66,7 @@ _LATER_S: Final = 1.0  # wait of each later release
 
 
 class EngineLayouts:
-    """Asks all engines for their layout until one has answered, and keeps the answer."""
+    """Asks all engines for their layout until one answers, and keeps the answer."""
 
     def __init__(self, engines: Mapping[str, AskLayout], first_s: float) -> None:
         """``first_s``: seconds that the first call may wait. Later calls wait a second at most."""
@@ -107,7 +105,7 @@ class EngineLayouts:
 
 
 def make_layouts(engines: Mapping[str, Handle], deadline_s: float) -> EngineLayouts:
-    """Create the layouts of engine actors, for releases with this ``sync.deadline_s``."""
+    """Create the ``EngineLayouts`` of engine actors, for releases with this ``sync.deadline_s``."""
 
     def make_ask(name: str, engine: Handle) -> AskLayout:
         return lambda fence: await_reply(engine.layout.remote(fence), name, "record its layout")
@@ -127,7 +125,7 @@ class RayTrainer:
     """Presents all trainer ranks as one trainer.
 
     Ray restarts a killed rank, with the initial model. Until all ranks are up, every call raises
-    ``ActorLost``. The first ``state`` that returns shows that all are up. A rank that is being
+    ``ActorLost``. When ``state`` returns for the first time, all ranks are up. A rank that is being
     killed may still reply for a moment. ``state`` ignores that reply.
     """
 
@@ -142,8 +140,8 @@ class RayTrainer:
         Args:
             ranks: The trainer ranks.
             config: Defines how ranks share model and data. None means one rank.
-            layouts: Layout of the engines, by which ranks cut releases. None: they send all of it
-                to each engine.
+            layouts: Layout of the engines, by which ranks cut releases. If None, ranks send each
+                engine the whole release.
         """
         config = config or TorchTrainerConfig()
         self._ranks = list(ranks)
@@ -162,7 +160,7 @@ class RayTrainer:
     async def state(self, fence: Fence) -> TrainerState:
         """Return the ranks' state. First form their process group if needed.
 
-        A caller may repeat the call while an earlier one is open. The group is formed once.
+        A caller may repeat the call while an earlier call is open. The group is formed only once.
         """
         identities = await self._all(lambda rank: rank.identity.remote(fence), "start")
         incarnations = [incarnation for incarnation, _ in identities]
@@ -313,8 +311,8 @@ class RayTrainer:
     ) -> tuple[Places, list[Any]]:
         """Return the location of a rank's columns, and the arguments that carry them.
 
-        One rank gets them with the call. Several ranks compute together, so a rank must report lost
-        columns inside the call. Therefore their columns are sent ahead of the call.
+        A single rank gets the columns with the call. Several ranks compute together, so a rank must
+        report lost columns inside the call. Therefore their columns are sent ahead of the call.
         """
         places, refs = flat(select_groups(chunk, self._find_places(rank, shares)))
         if len(self._ranks) == 1 or not refs:
@@ -349,10 +347,10 @@ class RayTrainer:
             raise payload_lost(chunk, await self._losses(sent)) from missing
 
     async def _losses(self, sent: Sequence["_Sent"]) -> list[ArgumentLost]:
-        """Return the losses among the columns that were sent ahead of a call.
+        """Return which of the columns sent ahead of a call were lost.
 
         Raises:
-            OffbeatError: They did not arrive for another reason.
+            OffbeatError: Columns did not arrive for another reason.
         """
         calls = [self._reply(each.rank, each.reply, "hold") for each in sent]
         answers = await asyncio.gather(*calls, return_exceptions=True)
@@ -373,7 +371,8 @@ class RayTrainer:
         """Return the replies of all ranks.
 
         Raises:
-            ActorLost: A rank died, lost the others, or does not reply while others failed.
+            ActorLost: A rank died, lost contact with the others, or does not reply after another
+                rank failed.
             OffbeatError: The error of a rank, if all have replied.
         """
         if len(refs) == 1:
@@ -412,7 +411,7 @@ class _Sent:
 
 
 def payload_lost(chunk: Chunk, losses: Sequence[ArgumentLost]) -> PayloadLost | ArgumentLost:
-    """Return the failure for lost objects, with the chunk's groups that have columns in them."""
+    """Return the failure for lost objects. It names the chunk's groups with columns in them."""
     gone = {each.object_id for each in losses}
     prompt_indices = tuple(
         prompt_index
@@ -453,7 +452,7 @@ def select_groups(chunk: Chunk, places: Sequence[int]) -> Chunk:
 
 
 def combine_results(replies: Sequence[ChunkResult]) -> ChunkResult:
-    """Combine the results of one rank per replica. Add the counts and use the maximum time."""
+    """Combine the results of one rank per replica: add the counts, and take the maximum time."""
     return ChunkResult(
         tokens=sum(each.tokens for each in replies),
         sequences=sum(each.sequences for each in replies),
@@ -463,7 +462,7 @@ def combine_results(replies: Sequence[ChunkResult]) -> ChunkResult:
 
 
 class UnpublishedTrainer(RayTrainer):
-    """Port of the trainer ranks in a run where nothing loads the weights."""
+    """Port of the trainer ranks for runs in which nothing loads the weights."""
 
     async def publish_weights(self, fence: Fence, version: int) -> WeightRelease:
         """Return an empty release of the version without calling a rank."""

@@ -10,10 +10,10 @@ attempt. So no call is made before the worker has answered a probe.
 If a process is killed while no call is open, Ray restarts it without any error. So every reply
 names its process, and a new name is reported.
 
-While calls are open the process is probed, because Ray reports the loss of a machine after a
-minute, and the cut of a network perhaps never. A separate thread answers a probe, so an environment
-that blocks its worker does not cost the process. A loss is reported once, with its reason. So is
-the first answer to a probe after it, even if the same process is back.
+While calls are open the process is probed, because Ray reports a lost machine after a minute, and a
+broken network connection perhaps never. A separate thread answers probes, so a worker is not killed
+if an environment blocks it. A loss is reported once, with its reason. The first answer to a probe
+after a loss is reported, too, even if the same process is back.
 """
 
 # pyright: reportUnknownMemberType=false
@@ -51,8 +51,8 @@ class WorkerProcess(Protocol):
         """Return the name of the process, once it replies.
 
         Raises:
-            ActorLost: It has died, or is starting.
-            StartFailed: Its constructor raised.
+            ActorLost: The process has died, or is starting.
+            StartFailed: The actor's constructor raised.
         """
         ...
 
@@ -101,13 +101,13 @@ class RayWorker:
 
     @property
     def gone(self) -> bool:
-        """Return whether its process was lost and no other one has replied yet."""
+        """Return whether the process was lost and no process has replied since."""
         return self._state == "gone"
 
     async def answer(self, ref: "ray.ObjectRef[tuple[WorkerReport, T]]", during: str) -> T:
-        """Return the reply to a call, without the process report that it contains.
+        """Return the reply to a call, without the process report that comes with it.
 
-        Raises as ``await_reply`` does, and ``ActorLost`` once the process is given up.
+        Raises the errors of ``await_reply``, and ``ActorLost`` once the process is given up.
         """
         if self._given_up is None:
             self._given_up = asyncio.get_running_loop().create_future()
@@ -140,7 +140,7 @@ class RayWorker:
         """Wait until the worker is back. Return at once if it is not lost.
 
         Raises:
-            ActorLost: The wait is too long.
+            ActorLost: The wait took too long.
         """
         try:
             async with asyncio.timeout(_START_S):
@@ -151,14 +151,14 @@ class RayWorker:
             raise ActorLost(self.name, "start", late) from None
 
     def introduce(self) -> None:
-        """Ask for the name of the process before a call, if none has replied yet."""
+        """Ask for the name of the process before a call, if no process has replied yet."""
         if self._state == "starting" and self._probe is None:
             self._begin(self._until_answered())
 
     def probe(self) -> None:
         """Probe the worker after a missed deadline, and replace it if it does not answer.
 
-        If it has not replied yet, it is starting and has more time.
+        A worker that has not replied yet is starting, and gets more time.
         """
         if self._state != "gone" and self._probe is None:
             silent_s = _SILENT_S if self._state == "up" else _START_S
@@ -178,7 +178,7 @@ class RayWorker:
             self._begin(self._until_answered())
 
     def closed(self, report: WorkerReport) -> None:
-        """Pass on the last report."""
+        """Pass on the worker's last report."""
         self.on_report(report)
 
     def _report_lost(self, reason: str) -> None:
@@ -189,7 +189,8 @@ class RayWorker:
     def _note_answer(self, report: WorkerReport, *, is_probe: bool) -> None:
         """Report a process at its first reply, and when a probe finds it alive after a loss.
 
-        The reply to a call may be late, and come from a process that was lost or replaced since.
+        A reply to a call proves less: it may be late, and come from a process that was lost or
+        replaced since.
         """
         self._state = "up"
         is_new = report.incarnation not in self._reported

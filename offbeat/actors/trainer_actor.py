@@ -1,6 +1,6 @@
 """Ray actors of trainer ranks.
 
-Sync actors with one call at a time (``max_concurrency=1``, which the driver sets). They execute
+These are sync actors with one call at a time (the driver sets ``max_concurrency=1``). They execute
 calls in the order in which the controller makes them.
 """
 
@@ -52,7 +52,7 @@ class TrainerActor(TrainerRank):
     def prepare_logprobs(
         self, fence: Fence, loss: LossSpec, places: Places, sent: int, *payloads: Sequence[Columns]
     ) -> tuple[tuple[tuple[str, ...], tuple[int, ...]], list[Columns]]:
-        """Return names and sizes as one object. Another has the columns for a worker to fetch."""
+        """Return one object with names and sizes, and one with columns that a worker fetches."""
         return super().prepare_logprobs(fence, loss, places, sent, *payloads)
 
 

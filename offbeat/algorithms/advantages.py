@@ -1,12 +1,13 @@
 """Advantage estimators over prompt groups. Plain Python: the controller runs it.
 
 Every estimator maps the rewards of one prompt group to one advantage per sample, in the same order.
-Three rules hold for all of them. If all rewards of a group are equal, its advantages are exact
-zeros. So is the advantage of a group's only sample, because it has nothing to compare with. A
-masked sample gets an exact zero, and the other advantages are the same as without this sample. For
-all but ``grpo_loo`` a group's advantages cancel, up to rounding, so their mean over the valid
-samples of a step is 0 as well. Legend: G valid samples of the group, ``r`` their rewards, ``mean``
-over the group.
+Three rules hold for all estimators. If all rewards of a group are equal, its advantages are exactly
+0. The advantage of a group's only sample is exactly 0, too, because there is nothing to compare it
+with. A masked sample gets exactly 0, and the other advantages are the same as without this sample.
+For all estimators except ``grpo_loo``, a group's advantages sum to 0, up to rounding, so their mean
+over the valid samples of a step is 0 as well.
+
+Legend: G valid samples of the group, ``r`` their rewards, ``mean`` over the group.
 """
 
 import math
@@ -44,7 +45,7 @@ class RewardsNotFinite(OffbeatError):
 
 
 class AdvantagesNotFinite(OffbeatError):
-    """Finite rewards lie so far apart that an advantage is infinite as float32.
+    """Finite rewards are so far apart that an advantage is infinite as float32.
 
     Fix: divide the rewards by a constant.
     """
@@ -76,7 +77,7 @@ class AdvantageEstimator:
         """Return one advantage per sample, in the order of ``rewards``.
 
         Args:
-            rewards: Of all samples. The reward of a masked sample is not read.
+            rewards: Rewards of all samples. The reward of a masked sample is not read.
             valid: False for a masked sample.
 
         Raises:
@@ -119,11 +120,11 @@ def dr_grpo(rewards: Rewards) -> Advantages:
     """Compute ``r - mean``: the advantage of Dr. GRPO, arXiv:2503.20783, section 3.2.
 
     Dr. GRPO removes two biases of GRPO. The division by the standard deviation is removed here,
-    which makes this formula equal to ``grpo_no_std``. The division by lengths belongs to the loss:
-    ``normalize="constant"`` divides by the generation budget, as the paper does. ``"tokens"``
-    divides by the number of tokens of the step. This number is the same for every response in the
-    step, but smaller in a step of short responses, so the paper lists that form as biased.
-    ``"sequences"`` restores the whole length bias.
+    which makes this formula equal to ``grpo_no_std``. The division by lengths belongs to the loss.
+    There, ``normalize="constant"`` divides by the generation budget, as the paper does.
+    ``"tokens"`` divides by the number of tokens in the step. This number is the same for every
+    response in the step, but it is smaller in a step with short responses, so the paper lists that
+    form as biased. ``"sequences"`` has all of the length bias again.
     """
     return grpo_no_std(rewards)
 
@@ -131,8 +132,8 @@ def dr_grpo(rewards: Rewards) -> Advantages:
 def rloo(rewards: Rewards) -> Advantages:
     """Compute ``r_i`` minus the mean of the other samples: ``G / (G - 1) * (r_i - mean)``.
 
-    Leave-one-out REINFORCE, Kool et al. 2019 and arXiv:2402.14740. It is unbiased, because a
-    sample's baseline does not depend on the sample.
+    Leave-one-out REINFORCE, Kool et al. 2019 and arXiv:2402.14740. It is unbiased, because the
+    baseline of a sample does not depend on that sample.
     """
     scale = len(rewards) / (len(rewards) - 1)
     return tuple(scale * each for each in grpo_no_std(rewards))
@@ -142,10 +143,10 @@ def grpo_loo(rewards: Rewards) -> Advantages:
     """Compute ``(r_i - mean) / (std + 1e-6)`` with mean and deviation of the other samples.
 
     This is the estimator of NeMo-RL's ``grpo.use_leave_one_out_baseline`` and
-    ``normalize_rewards``. If the others are all equal, their deviation is 0 and nothing is divided.
-    The only differing sample then gets its plain difference, while each other sample is divided by
-    the deviation of its peers. Deviations differ between samples, so a group's advantages do not
-    cancel.
+    ``normalize_rewards``. If the rewards of the others are all equal, their deviation is 0, and
+    there is no division. So if a single sample differs, it gets the plain difference, while each
+    other sample's difference is divided by the deviation of its peers. Deviations differ between
+    samples, so a group's advantages do not sum to 0.
     """
     return tuple(
         _beside(reward, rewards[:place] + rewards[place + 1 :])
@@ -171,11 +172,13 @@ def pass_at_k(rewards: Rewards, k: int) -> Advantages:
     ``rloo``.
 
     The first term is the reward transform of PKPO, arXiv:2505.15201, times G. The second term is
-    none of the paper's baselines. It is ``(G - 1) / G`` times the leave-one-out baseline (equation
-    29). This factor makes a group's advantages cancel. The paper prefers another baseline (equation
-    33): the best of the k - 1 other samples of each subset. With it no advantage is negative.
+    not one of the paper's baselines. It is ``(G - 1) / G`` times the leave-one-out baseline
+    (equation 29). With this factor, a group's advantages sum to 0. The paper prefers a different
+    baseline (equation 33): the best of the k - 1 other samples of each subset. With that baseline,
+    no advantage is negative.
 
-    Subsets without a given sample exist only for k < G. A larger k counts as G - 1. O(G log G).
+    Subsets without a given sample exist only for k < G, so a larger k counts as G - 1. The cost is
+    O(G log G).
     """
     size = len(rewards)
     k = min(k, size - 1)
@@ -214,4 +217,4 @@ ESTIMATORS: Final[Mapping[str, AdvantageEstimator]] = MappingProxyType(
         for formula in (grpo, grpo_no_std, dr_grpo, rloo, grpo_loo)
     }
 )
-"""Estimators without parameters, by the name a recipe uses."""
+"""Estimators without parameters, by the name that a recipe uses."""

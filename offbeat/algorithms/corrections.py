@@ -1,20 +1,20 @@
-"""Importance weights, without gradient, for samples of a policy other than the old one.
+"""Importance weights, without gradient, for samples from a policy other than the old one.
 
-An engine computes slightly different logprobs than the trainer, and its weights may be older. If
-the trainer computed the old logprobs, ``k = exp(old - generation)`` is the old policy's probability
-of a token relative to the engine's. Each correction maps ``k`` to a weight of the token. The
+An engine's logprobs differ slightly from the trainer's, and its weights may be older. If the
+trainer computed the old logprobs, ``k = exp(old - generation)`` is the old policy's probability of
+a token relative to the engine's. Each correction maps ``k`` to a weight of the token. The
 corrections of a recipe are multiplied.
 
 A token dropped by a band has weight 0. With ``count_dropped`` it still counts in the loss's
-divisor, so dropping data makes a step smaller. IcePop, AReaL and TRL do this, slime since its PR
-1933 (May 2026) and verl in its V1 trainer (June 2026). Without ``count_dropped``, the loss,
+divisor, so dropping data makes a step smaller. IcePop, AReaL and TRL do this. So do slime since its
+PR 1933 (May 2026) and verl in its V1 trainer (June 2026). Without ``count_dropped``, the loss,
 including the KL penalty, is the mean over the kept tokens, so dropping data makes a step noisier.
 Earlier slime and verl did this.
 
 Decoupled PPO (arXiv:2110.00641; for asynchronous training arXiv:2505.24298, AReaL) combines one of
-these with the ratio of ``losses.clipped``. ``old`` is then the proximal policy, the trainer's
-weights when the step begins, and ``k`` the weight between it and the behaviour policy. Legend: N
-tokens, S sequences.
+these corrections with the ratio of ``losses.clipped_pg``. Then ``old`` is the proximal policy: the
+trainer's weights when the step begins. ``k`` is the weight between it and the behaviour policy.
+Legend: N tokens, S sequences.
 """
 
 from typing import NamedTuple
@@ -35,7 +35,7 @@ Band = tuple[float, float]
 
 
 class Correction(NamedTuple):
-    """Importance weights that multiply the surrogate's loss, and their metrics."""
+    """Importance weights to multiply the surrogate's loss by, and their metrics."""
 
     weight_N: Tensor | None  # None: no correction, every weight is 1
     uncounted_N: Tensor | None  # bool, dropped by a band and not counted; None: all count
@@ -87,23 +87,24 @@ def correction(tokens: ValidTokens, config: PolicyGradientLossConfig) -> Correct
 
 
 def truncate_weights(k: Tensor, cap: float) -> Tensor:
-    """Return ``min(k, cap)``: truncated importance sampling (TIS), of tokens [N] or sequences [S].
+    """Return ``min(k, cap)``: truncated importance sampling (TIS), for tokens [N] or sequences [S].
 
-    By token: fengyao.notion.site/off-policy-rl, and verl since its PR 2953. By sequence, of the
-    product: richardli.xyz/rl-collapse, part 3, ``decoupled_seq_is`` of verl and
-    ``sequence_truncate`` of TRL.
+    For tokens, see fengyao.notion.site/off-policy-rl, and verl since its PR 2953. For sequences
+    (with the product of ratios), see richardli.xyz/rl-collapse, part 3, ``decoupled_seq_is`` in
+    verl and ``sequence_truncate`` in TRL.
     """
     return k.clamp(max=cap)
 
 
 def off_policy(tokens: ValidTokens, delta: float) -> tuple[Tensor, Tensor]:
-    """Return each sequence's drift from its sampling policy, [S], and whether it is dropped for it.
+    """Return each sequence's drift from its sampling policy, [S], and whether this drops it.
 
     The drift is the mean over the sequence's valid tokens of ``generation - logprob``, without
     gradient: how much less likely the trained policy is to write such a token than the engine was.
     A sequence with negative advantage that drifted more than ``delta`` is dropped. This is
     DeepSeek-V3.2's off-policy sequence masking, arXiv:2512.02556, equation 9, with the engine's
-    reported logprobs as the old policy. The sign is the sign of the sequence's summed advantage.
+    reported logprobs as the old policy. The sign of a sequence's advantage is the sign of its
+    summed advantages.
     """
     drift_N = (tokens.generation_N - tokens.logprobs_N).detach()
     drift_S = tokens.sequence_sums(drift_N) / tokens.lengths_S
@@ -111,9 +112,9 @@ def off_policy(tokens: ValidTokens, delta: float) -> tuple[Tensor, Tensor]:
 
 
 def _one_or_nan(value: Tensor) -> Tensor:
-    """Return 1 for each of [...] values, or NaN if it is not finite.
+    """Return 1 for each finite value [...], and NaN for any other.
 
-    A broken logprob must not pass for a valid one.
+    A broken logprob must not be taken for a valid one.
     """
     return 1.0 + 0.0 * value
 
@@ -121,9 +122,9 @@ def _one_or_nan(value: Tensor) -> Tensor:
 def outside(k: Tensor, band: Band) -> Tensor:
     """Return whether ``k`` is outside the closed band. False for NaN.
 
-    By token this is IcePop's mask, arXiv:2510.18855, section 2.3.2. Inside the band ``k`` is the
-    weight. Outside, the token is dropped. IcePop's band is [0.5, 5]. AReaL's ``rejection_sampling``
-    by token and ratio is such a band without a lower bound.
+    For tokens, this is IcePop's mask, arXiv:2510.18855, section 2.3.2. Inside the band, ``k`` is
+    the weight. Outside, the token is dropped. IcePop's band is [0.5, 5]. AReaL's
+    ``rejection_sampling`` by token and ratio is such a band without a lower bound.
     """
     low, high = band
     return (k < low) | (k > high)
@@ -132,12 +133,12 @@ def outside(k: Tensor, band: Band) -> Tensor:
 def sequence_ratio(tokens: ValidTokens, log_k_N: Tensor, statistic: str) -> Tensor:
     """Return one ratio per sequence, [S]: the product or geometric mean of its tokens' ratios.
 
-    If its ratio leaves the band, the whole sequence is dropped. The product is the true ratio of
-    the sequence, but for long sequences it is outside any band. As weight of the kept sequences
-    (``sequence_weights``) it makes masked importance sampling (MIS). The geometric mean does not
-    depend on length and is only for rejection. richardli.xyz/rl-collapse, part 3. Trust Region
-    Masking, arXiv:2512.23075, analyses dropping whole sequences by another criterion. A sequence
-    without valid tokens has ratio 1.
+    If the ratio is outside the band, the whole sequence is dropped. The product is the true ratio
+    of the sequence, but for long sequences it is outside any band. If it is also the weight of the
+    kept sequences (``sequence_weights``), this is masked importance sampling (MIS). The geometric
+    mean does not depend on length and is used only for rejection. See richardli.xyz/rl-collapse,
+    part 3. Trust Region Masking, arXiv:2512.23075, analyses dropping whole sequences by a different
+    criterion. A sequence without valid tokens has ratio 1.
     """
     sums_S = tokens.sequence_sums(log_k_N)
     return ratio(sums_S if statistic == "product" else sums_S / tokens.lengths_S)

@@ -1,8 +1,8 @@
 """Loads a user's advantage estimator: a function from a group's rewards to one number per sample.
 
-The rules of ``advantages`` hold for it as well. It gets the rewards of the valid samples. A masked
-sample has 0, and so has every sample of a group with equal rewards. Plain Python: the controller
-runs it. Legend: as in ``advantages``.
+The rules in ``advantages`` hold for it as well. The function gets the rewards of the valid samples.
+A masked sample gets the advantage 0, and so does every sample of a group with equal rewards. Plain
+Python: the controller runs it. The legend is the same as in ``advantages``.
 """
 
 import math
@@ -67,8 +67,8 @@ def load_estimator(config: AlgorithmConfig, working_dir: Path) -> AdvantageEstim
     """Return the recipe's estimator. A user's estimator is imported and tried on a few groups.
 
     Raises:
-        AdvantageRefused: The function cannot be imported, returns no finite number per sample, or
-            its results change in a second call or with the order of the samples.
+        AdvantageRefused: The function cannot be imported, does not return a finite number per
+            sample, or its results change in a second call or with the order of the samples.
     """
     target = config.advantage_target
     if target is None:
@@ -86,8 +86,8 @@ def prove_formula(formula: CustomFormula) -> None:
     """Try the user's function on the rewards of some groups.
 
     Raises:
-        AdvantageRefused: It returns no finite number per sample, or its results change in a second
-            call or with the order of the samples.
+        AdvantageRefused: The function does not return a finite number per sample, or its results
+            change in a second call or with the order of the samples.
     """
     for rewards in _EXAMPLES:
         _check_repeats(formula, rewards)

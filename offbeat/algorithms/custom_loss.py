@@ -1,9 +1,9 @@
 """Implements ``custom``: a user's loss, a function that returns the loss of each token.
 
 The function decides nothing else. Masks, off-policy weights, KL penalty, entropy bonus, divisor and
-metrics are the same as for every policy-gradient loss (``losses``). So a step with it does not
-depend on chunks, microbatches or ranks, as long as the loss of a token depends only on its
-sequence: ``loss_proof``. Legend: N tokens, S sequences.
+metrics are the same as for every policy-gradient loss (``losses``). So the result of a step does
+not depend on chunks, microbatches or ranks, as long as the loss of a token depends only on its
+sequence (``loss_proof``). Legend: N tokens, S sequences.
 """
 
 import re
@@ -56,7 +56,7 @@ class CustomLoss:
 
         Args:
             function: Called with ``LossTokens`` and the options of the recipe.
-            target: Its name in messages.
+            target: Name of the function in messages.
             working_dir: Where the user's modules are, to locate an error.
         """
         self._function, self.target, self._working_dir = function, target, working_dir

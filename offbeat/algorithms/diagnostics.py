@@ -1,10 +1,12 @@
 """Computes off-policy diagnostics by staleness, as sums over microbatches, chunks and ranks.
 
-The behaviour ratio is ``exp(logprob - generation)``: the policy being trained over the policy that
-sampled. It is not the surrogate's ratio, which may have a different denominator. Legend: B buckets
-of staleness, N tokens, S sequences, K sums: a histogram of log-ratios, then tokens clipped by a
-bound, KL, ratios, squared ratios, and of sequences without an older token: gaps of logprobs,
-tokens.
+The behaviour ratio is ``exp(logprob - generation)``: the probability under the policy being
+trained, divided by the probability under the policy that sampled. It is not the surrogate's ratio,
+which may have a different denominator.
+
+Legend: B buckets of staleness, N tokens, S sequences, K sums. These sums are a histogram of
+log-ratios, tokens clipped by a bound, KL, ratios and squared ratios. For sequences without older
+tokens there are also the gaps of logprobs, and the tokens.
 """
 
 import math
@@ -46,7 +48,7 @@ def spread(tokens: ValidTokens, staleness_N: Tensor, bounded_N: Tensor) -> Tenso
 
     Args:
         tokens: Tokens of the microbatch.
-        staleness_N: [N] integers, weight versions between a token and its training. Invalid tokens
+        staleness_N: [N] integers: weight versions between a token and its training. Invalid tokens
             may have any value.
         bounded_N: [N] bool, whether a bound of the loss clipped the token.
     """
@@ -72,15 +74,15 @@ def spread(tokens: ValidTokens, staleness_N: Tensor, bounded_N: Tensor) -> Tenso
 
 
 def spread_metrics(parts: Iterable[SpreadRows]) -> dict[str, float]:
-    """Return the metrics of a whole step from the sums of its parts. Empty buckets have none.
+    """Return the metrics of a whole step from the sums of its parts. Empty buckets have no metrics.
 
-    ``ratio_p05``, ``ratio_p50``, ``ratio_p95``: percentiles of the behaviour ratio over tokens,
-    read off the histogram. ``clip_fraction``: tokens clipped by a bound of the loss.
-    ``behaviour_kl``: KL(behaviour || trained), k3, nats per token. ``ess``: effective sample size
-    of the ratios as weights, ``(sum w)^2 / sum w^2``, as a fraction of the tokens.
-    ``token_fraction``: the bucket's share of the step. For the whole step
-    ``off_policy/logprob_gap_on_policy`` is the mean distance of the logprobs over sequences with
-    only tokens of staleness 0. The number of these tokens is also returned.
+    ``ratio_p05``, ``ratio_p50`` and ``ratio_p95`` are percentiles of the behaviour ratio over
+    tokens, read from the histogram. ``clip_fraction`` is the share of tokens clipped by a bound of
+    the loss. ``behaviour_kl`` is KL(behaviour || trained) by k3, in nats per token. ``ess`` is the
+    effective sample size with the ratios as weights, ``(sum w)^2 / sum w^2``, as a fraction of the
+    tokens. ``token_fraction`` is the bucket's share of the step. For the whole step,
+    ``off_policy/logprob_gap_on_policy`` is the mean distance of the logprobs over sequences that
+    have only tokens of staleness 0. The number of these tokens is also returned.
     """
     buckets = [[sum(each) for each in zip(*rows, strict=True)] for rows in zip(*parts, strict=True)]
     step_tokens = sum(sum(row[:BINS]) for row in buckets)

@@ -4,14 +4,14 @@ Each call of a loss returns its part: units, samples, squares. Parts of microbat
 ranks add up, and ``denominator`` reads the total. *Units* are tokens, sequences, or a constant for
 each sequence (``normalize`` of the recipe's loss). A branch counts for its share of a sequence.
 
-*Samples* and *squares*, the sum of squared advantages, give the standard deviation of the step's
+*Samples* and *squares* (the sum of squared advantages) give the standard deviation of the step's
 advantages, which is unknown before the last group. A loss without a KL penalty is proportional to
-its advantages. So dividing its gradient by that number at the end equals dividing the advantages at
-the beginning. This is the second half of REINFORCE++ with baseline, arXiv:2501.03262, section 3.2.
-verl and OpenRLHF compute mean and deviation over tokens, where long responses count more and the
-mean is not 0. A minibatch is divided by the deviation of its whole batch, as if the advantages had
-been divided before the batch was cut. ``AdvantageSums`` needs no forward pass for this. Legend: S
-sequences.
+its advantages. So dividing the gradient by this deviation at the end is the same as dividing the
+advantages at the beginning. This is the second half of REINFORCE++ with baseline, arXiv:2501.03262,
+section 3.2. verl and OpenRLHF compute mean and deviation over tokens, where long responses count
+more and the mean is not 0. A minibatch is divided by the deviation of its whole batch, as if the
+advantages had been divided before the batch was cut into minibatches. ``AdvantageSums`` has the
+numbers for this without a forward pass. Legend: S sequences.
 """
 
 import math
@@ -33,13 +33,13 @@ NOTHING: Final = (0.0, 0.0, 0.0)
 
 
 class AdvantageSums(NamedTuple):
-    """Samples and squares of several groups: the parts that no loss changes."""
+    """Samples and squares of several groups: the parts that do not depend on the loss."""
 
     samples: float = 0.0
     squares: float = 0.0
 
     def plus(self, other: "AdvantageSums") -> "AdvantageSums":
-        """Return the sums over the groups of both."""
+        """Return the sums over both sets of groups."""
         return AdvantageSums(self.samples + other.samples, self.squares + other.squares)
 
 
@@ -49,7 +49,8 @@ def divisor_parts(valid: ValidTokens, counted: ValidTokens, config: AnyLossConfi
 
     Args:
         valid: All valid tokens. Their sequences are the samples, or shares of samples.
-        counted: Tokens that the loss is averaged over, fewer if a band dropped some.
+        counted: Tokens over which the loss is averaged. They are fewer than ``valid`` if a band
+            dropped some.
         config: Must have ``constant_tokens`` for ``normalize="constant"``.
     """
     counts_S, present_S = counted.counts_S.double(), valid.counts_S > 0
@@ -72,9 +73,9 @@ def divisor_parts(valid: ValidTokens, counted: ValidTokens, config: AnyLossConfi
 def denominator(config: AnyLossConfig, parts: Iterable[Parts]) -> float:
     """Return the divisor of the step's loss and gradient, or 0 if no token counts.
 
-    With ``step_std`` it is the units times the standard deviation of the samples' advantages. Their
-    mean is assumed to be 0, which holds for every estimator of ``advantages`` because a group's
-    advantages cancel.
+    With ``step_std``, it is the units times the standard deviation of the samples' advantages. The
+    mean of the advantages is assumed to be 0. This holds for estimators whose advantages sum to 0
+    in each group.
     """
     units, samples, squares = (sum(each) for each in zip(NOTHING, *parts, strict=True))
     if isinstance(config, PolicyGradientLossConfig) and config.step_std and samples:

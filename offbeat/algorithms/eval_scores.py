@@ -25,7 +25,7 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class SetScores:
-    """Scores of one evaluation set. ``k`` samples were drawn of each prompt."""
+    """Scores of one evaluation set. ``k`` samples were drawn for each prompt."""
 
     prompts: int
     samples: int  # valid samples
@@ -50,10 +50,10 @@ def scores_by_set(samples: Iterable[ScoredSample]) -> dict[str, SetScores]:
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
-    """Return the unbiased estimate that one of ``k`` samples is correct: ``1 - C(n-c, k) / C(n, k)``.
+    """Return an unbiased estimate of the probability that any of ``k`` samples is correct.
 
-    Chen et al. 2021, "Evaluating Large Language Models Trained on Code", arXiv:2107.03374,
-    equation 1. Needs ``k <= n``.
+    This is ``1 - C(n-c, k) / C(n, k)``: Chen et al. 2021, "Evaluating Large Language Models Trained
+    on Code", arXiv:2107.03374, equation 1. Needs ``k <= n``.
     """
     return 1.0 - math.comb(n - c, k) / math.comb(n, k)
 
@@ -61,8 +61,8 @@ def pass_at_k(n: int, c: int, k: int) -> float:
 def majority_score(answers: Sequence[str], correct: Sequence[bool]) -> float:
     """Return the correctness of the most frequent answer (self-consistency, arXiv:2203.11171).
 
-    An empty answer has no vote. Without any vote the score is 0. If several answers have the most
-    votes, each counts equally, which is the mean over all ways to break the tie. The correctness of
+    An empty answer has no vote. Without any vote, the score is 0. If several answers have the most
+    votes, they count equally, which is the mean over all ways to break the tie. The correctness of
     an answer is the mean over its samples.
     """
     votes = defaultdict[str, list[bool]](list)

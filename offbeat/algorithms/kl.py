@@ -12,8 +12,8 @@ from offbeat.config.sections.loss import PolicyGradientLossConfig
 def kl_penalty(logprobs: Tensor, reference: Tensor, kind: str) -> Tensor:
     """Return per-token estimates of ``KL(policy || reference)`` from tokens of the policy.
 
-    They use ``d = reference - logprob``, clamped to ``LOG_RATIO_LIMIT``. Names and variances:
-    joschu.net/blog/kl-approx.html.
+    They use ``d = reference - logprob``, clamped to ``LOG_RATIO_LIMIT``. For names and variances,
+    see joschu.net/blog/kl-approx.html.
 
     ======  =====================  ============================================================
     kind    value                  as an estimate; as a loss term
@@ -23,7 +23,7 @@ def kl_penalty(logprobs: Tensor, reference: Tensor, kind: str) -> Tensor:
     ``k3``  ``exp(d) - d - 1``     unbiased, never negative; pulls as KL(reference || policy) does
     ======  =====================  ============================================================
 
-    The right-hand side holds on policy. Both arguments and the result are [N], one value per token.
+    The last column holds on policy. Both arguments and the result are [N], one value per token.
     """
     difference = (reference - logprobs).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     if kind == "k1":
@@ -38,9 +38,9 @@ def compute_weighted_kl(
 ) -> Tensor:
     """Return ``exp(logprob - old)`` times ``kl_penalty``, [N], which has the gradient of the KL.
 
-    The value is an expectation over tokens of the policy itself, so its gradient has a part for
-    tokens that become more likely. ``kl_penalty`` lacks this part. At ``old = logprob`` the value
-    equals ``kl_penalty``, and the gradient of ``k3`` equals the gradient of ``k2``. DeepSeek-V3.2,
+    The KL is an expectation over tokens of the policy itself. So its gradient has a part for tokens
+    that become more likely, which ``kl_penalty`` lacks. At ``old = logprob`` the value equals
+    ``kl_penalty``, and the gradient of ``k3`` equals the gradient of ``k2``. DeepSeek-V3.2,
     arXiv:2512.02556, section 3.1; arXiv:2506.09477. If a log-ratio to the reference exceeds
     ``LOG_RATIO_LIMIT``, the token has no gradient, not even through the weight.
     """
@@ -53,9 +53,9 @@ def compute_weighted_kl(
 def penalise_kl(tokens: ValidTokens, config: PolicyGradientLossConfig) -> ValidTokens:
     """Return tokens with advantage ``A - kl_reward_coef * (old - reference)``: KL in the reward.
 
-    Each token's advantage contains only its KL (discount 0), as in REINFORCE++ with baseline of
-    NeMo-RL (``use_kl_in_reward``) and slime (``--kl-coef``). The estimate is ``k1``. Its policy
-    gradient is the gradient of KL(policy || reference). arXiv:2501.03262, section 3.2.
+    A token's advantage contains the KL of only this token (discount 0), as in REINFORCE++ with
+    baseline in NeMo-RL (``use_kl_in_reward``) and slime (``--kl-coef``). The estimate is ``k1``.
+    Its policy gradient is the gradient of KL(policy || reference). arXiv:2501.03262, section 3.2.
     """
     if tokens.reference_N is None or not config.kl_reward_coef:
         return tokens

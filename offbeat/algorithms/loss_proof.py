@@ -1,8 +1,8 @@
 """Proves properties of a user's loss before a run depends on them, on seeded random tokens.
 
-A trainer cuts a step into microbatches, chunks and ranks freely, and recomputes some parts after a
-failure. The step is the same for every cut only if the loss of a token depends on the tokens of its
-sequence, and on nothing else. Legend: N tokens, S sequences.
+A trainer may cut a step into microbatches, chunks and ranks in any way, and recomputes parts after
+a failure. The result is the same for every cut only if the loss of a token depends on the tokens of
+its sequence, and on nothing else. Legend: N tokens, S sequences.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
@@ -26,7 +26,7 @@ _LENGTHS: Final = (5, 1, 9, 2, 7)
 _SEED: Final = 0
 _TRAINED: Final = 0.8  # share of the tokens
 _TOLERANCE: Final = 1e-4
-"""Difference of float32 results that counts as rounding, relative to the largest value."""
+"""Maximum difference of float32 results that counts as rounding, relative to the largest value."""
 
 _OWN_SEQUENCE: Final = (
     "Compute a token's loss from its own sequence only: a call has any of the step's sequences. "
@@ -56,12 +56,13 @@ def prove_loss(
 ) -> None:
     """Prove the properties that a run needs of the user's function, on random tokens.
 
-    The loss is finite and has a gradient. The function does not change its inputs, and a second
-    call returns the same. Other sequences and untrained tokens in the call do not change a token's
-    loss. With ``step_std`` the gradient is proportional to the advantages.
+    The loss must be finite and have a gradient. The function must not change its inputs, and a
+    second call must return the same. A token's loss must not depend on other sequences and
+    untrained tokens in the call. With ``step_std``, the gradient must be proportional to the
+    advantages.
 
     Raises:
-        LossRefused: It lacks one of these properties. The error names it, with two
+        LossRefused: The function lacks one of these properties. The error names the property, two
             figures and a fix.
     """
     tokens = _random_tokens(config, device or torch.device("cpu"))
@@ -82,7 +83,7 @@ def prove_loss(
 
 
 def _random_tokens(config: CustomLossConfig, device: torch.device) -> LossTokens:
-    """Return tokens as a trainer has them. The first sequence is exactly on policy."""
+    """Return tokens like those of a trainer. The first sequence is exactly on policy."""
     rng, total = torch.Generator().manual_seed(_SEED), sum(_LENGTHS)
 
     def normal(scale: float) -> Tensor:
@@ -123,7 +124,7 @@ def _results(
     *,
     trained_only: bool = False,
 ) -> _Found:
-    """Call the function for some sequences at a time and put results at their tokens' places."""
+    """Call the function for some sequences at a time. Put the results into the tokens' places."""
     found = dict[str, Tensor]()
     for sequences in calls:
         places = _places(tokens, sequences, trained_only=trained_only)
@@ -243,7 +244,7 @@ def _check_same(loss: CustomLoss, want: _Found, got: _Found, fix: str) -> None:
 def _check_proportional(
     loss: CustomLoss, config: CustomLossConfig, tokens: LossTokens, whole: _Found
 ) -> None:
-    """Refuse a gradient that does not double with the advantages: ``step_std`` divides it later."""
+    """Refuse a gradient that does not double with the advantages: ``step_std`` divides it."""
     doubled = replace(tokens, advantages_N=2 * tokens.advantages_N)
     got = _results(loss, config, doubled, [list(range(tokens.sequences))], "")
     want_N, got_N = 2 * whole.by_name["gradient"], got.by_name["gradient"]
@@ -256,7 +257,7 @@ def _check_proportional(
 
 
 def _differs_at(want_N: Tensor, got_N: Tensor) -> int | None:
-    """Return the place of the largest difference, or None if it is rounding. A NaN differs."""
+    """Return the place of the largest difference, or None if that is only rounding. NaN differs."""
     scale = torch.maximum(want_N.abs().max(), got_N.abs().max())
     error_N = (want_N - got_N).abs().nan_to_num(nan=torch.inf)
     place = int(error_N.argmax())

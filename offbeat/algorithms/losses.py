@@ -1,9 +1,9 @@
 """Losses over packed tokens, as sums: the caller divides once, when a step is complete.
 
-A loss is the sum of each token's surrogate (``Surrogate``) times two weights: a weight for
-off-policy data (``corrections``), and a weight that makes the sum one over tokens or over
-sequences. A KL penalty (``kl``) is added and an entropy bonus subtracted. No correction weighs
-these two. ``divisors`` computes the divisor of a step's sums. Common to all losses:
+A loss is the sum over tokens of the surrogate (``Surrogate``) times two weights. One corrects for
+off-policy data (``corrections``). The other makes the result a sum over tokens or over sequences. A
+KL penalty (``kl``) is added and an entropy bonus is subtracted. Corrections do not apply to these
+two. ``divisors`` computes the divisor of a step's sums. Common to all losses:
 
 - Invalid tokens are replaced before anything is computed from them, so NaN and infinity there reach
   neither the sums nor the gradient. A NaN at a valid token makes the sum NaN.
@@ -54,10 +54,10 @@ def distill(tokens: ValidTokens, config: PolicyGradientLossConfig) -> ValidToken
     """Return tokens with advantage ``reward_coef * A + coef * (teacher - old)``.
 
     In expectation over tokens of the policy, ``old - teacher`` is the reverse KL of the next token
-    (GKD, arXiv:2306.13649, and MiniLLM, arXiv:2306.08543). A token's advantage contains only its
-    difference: discount 0. Without a teacher the tokens are unchanged. The difference is clamped to
-    ``LOG_RATIO_LIMIT``. It has no gradient, but a token that the teacher would never write must not
-    decide the whole step.
+    (GKD, arXiv:2306.13649, and MiniLLM, arXiv:2306.08543). A token's advantage contains the
+    difference of only this token (discount 0). Without a teacher, the tokens are unchanged. The
+    difference has no gradient. It is clamped to ``LOG_RATIO_LIMIT``, so that a token that the
+    teacher would never write does not dominate the step.
     """
     if tokens.teacher_N is None:
         return tokens
@@ -67,7 +67,7 @@ def distill(tokens: ValidTokens, config: PolicyGradientLossConfig) -> ValidToken
 
 
 def teacher_metrics(tokens: ValidTokens) -> dict[str, PartialMetric]:
-    """Return the reverse KL to the teacher, estimated from sampled tokens. Empty without one."""
+    """Return the reverse KL to the teacher, estimated from samples. Empty without a teacher."""
     if tokens.teacher_N is None:
         return {}
     return {"train/teacher_kl": token_mean(_gap(tokens, tokens.teacher_N), tokens.mask_N)}
@@ -96,8 +96,8 @@ def clip_surrogate(tokens: ValidTokens, config: PessimisticLossConfig) -> Surrog
     """Compute ``-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)``: PPO's clipped objective.
 
     Tokens beyond their bound have no gradient. PPO, arXiv:1707.06347, equation 7. Separate bounds
-    are DAPO's clip-higher, arXiv:2503.14476. With ``dual_clip = c`` a token of negative advantage
-    also stops at ``r = c``: see ``_pessimistic``.
+    are DAPO's clip-higher, arXiv:2503.14476. With ``dual_clip = c``, a token with negative
+    advantage also has no gradient beyond ``r = c`` (``_pessimistic``).
     """
     return _pessimistic(ratio(tokens.logprobs_N - tokens.old_N), tokens.advantages_N, config)
 
@@ -106,9 +106,9 @@ def sequence_clipped(tokens: ValidTokens, config: PessimisticLossConfig) -> Surr
     """Compute ``clip_surrogate`` with one ratio for all tokens of a sequence: their geometric mean.
 
     ``s = exp(mean over the sequence's valid tokens of logprob - old)``. GSPO, arXiv:2507.18071. Its
-    objective, equation 5, is a mean over sequences: ``normalize="sequences"``. A mean moves less
-    than a single token, so the paper's bounds are 3e-4 and 4e-4. The gradient reaches every valid
-    token of the sequence through ``s``.
+    objective, equation 5, is a mean over sequences, which is ``normalize="sequences"``. A mean
+    varies less than a single token's ratio, so the paper's bounds are 3e-4 and 4e-4. Through ``s``,
+    the gradient reaches every valid token of the sequence.
     """
     mean_S = tokens.sequence_sums(tokens.logprobs_N - tokens.old_N) / tokens.lengths_S
     return _pessimistic(ratio(mean_S)[tokens.sequence_N], tokens.advantages_N, config)
@@ -117,9 +117,10 @@ def sequence_clipped(tokens: ValidTokens, config: PessimisticLossConfig) -> Surr
 def bound_weight(tokens: ValidTokens, config: ClipRangeLossConfig) -> Surrogate:
     """Compute ``-clip(r, 1 - clip_low, 1 + clip_high) A logprob``.
 
-    The clipped ratio has no gradient. CISPO, arXiv:2506.13585 (MiniMax-M1), equations 4 and 5:
-    bounds limit a token's weight and never remove its gradient. ``clip_low = 1`` means no lower
-    bound, as in the paper's training. Only the gradient of this loss is meaningful, not its value.
+    The clipped ratio is a constant for the gradient. CISPO, arXiv:2506.13585 (MiniMax-M1),
+    equations 4 and 5: bounds limit a token's weight, but never remove its gradient. ``clip_low =
+    1`` means no lower bound, as in the paper's training. Only the gradient of this loss is
+    meaningful, not its value.
     """
     ratio_N = ratio(tokens.logprobs_N.detach() - tokens.old_N)
     low, high = 1 - config.clip_low, 1 + config.clip_high
@@ -135,9 +136,9 @@ def soft_gated(tokens: ValidTokens, config: SapoLossConfig) -> Surrogate:
     """Compute ``-(4 / tau) sigmoid(tau (r - 1)) A``: a gate instead of the clip range.
 
     ``tau`` is ``tau_positive`` if A > 0, else ``tau_negative``. The gradient is the gradient of ``r
-    A`` times ``4 p (1 - p)``, with ``p`` the sigmoid. This factor is 1 at ``r = 1``, falls on both
-    sides, and is nowhere 0. SAPO, arXiv:2511.20347, equations 5 and 6. Its objective is a mean of
-    sequence means.
+    A`` times ``4 p (1 - p)``, where ``p`` is the sigmoid. This factor is 1 at ``r = 1``, falls on
+    both sides, and is never 0. SAPO, arXiv:2511.20347, equations 5 and 6. Its objective is a mean
+    of sequence means.
     """
     ratio_N = ratio(tokens.logprobs_N - tokens.old_N)
     tau_N = torch.full_like(tokens.advantages_N, config.tau_negative)
@@ -154,9 +155,9 @@ def likelihood(tokens: ValidTokens) -> Surrogate:
 def _pessimistic(ratio_N: Tensor, advantages_N: Tensor, config: PessimisticLossConfig) -> Surrogate:
     """Compute PPO's lower bound on ``r A``, with an optional floor below it.
 
-    PPO's bound leaves ``r A`` unbounded if A < 0 and r is large, so that a token is now far more
-    likely than when it was sampled. ``max(bound, c A)`` there, with ``c = dual_clip > 1``, is
-    dual-clip PPO, arXiv:1912.09729, equation 5.
+    If A < 0 and r is large (the token is now far more likely than when it was sampled), PPO's bound
+    leaves ``r A`` unbounded. Dual-clip PPO, arXiv:1912.09729, equation 5, uses ``max(bound, c A)``
+    there, with ``c = dual_clip > 1``.
     """
     low, high = 1 - config.clip_low, 1 + config.clip_high
     objective_N = torch.minimum(ratio_N * advantages_N, ratio_N.clamp(low, high) * advantages_N)
@@ -185,8 +186,8 @@ def clipped_pg(tokens: LossTokens, config: PessimisticLossConfig) -> LossSums:
     With a teacher, or a KL penalty in the reward, ``A`` includes a part for each token:
     ``distill``, ``kl.penalise_kl``. ``w`` is the product of the recipe's corrections.
     ``normalize="tokens"`` is DAPO's token-level loss (arXiv:2503.14476, section 3.3),
-    ``"sequences"`` GRPO's mean of means (arXiv:2402.03300), ``"constant"`` Dr. GRPO's division by
-    the generation budget (arXiv:2503.20783, section 3.2).
+    ``"sequences"`` is GRPO's mean of means (arXiv:2402.03300), and ``"constant"`` is Dr. GRPO's
+    division by the generation budget (arXiv:2503.20783, section 3.2).
     """
     valid = with_advantages(tokens, config)
     return add_up(valid, clip_surrogate(valid, config), correction(valid, config), tokens, config)
@@ -226,7 +227,7 @@ def sft(tokens: LossTokens, config: AnyLossConfig) -> LossSums:
 
 
 def with_advantages(tokens: LossTokens, config: PolicyGradientLossConfig) -> ValidTokens:
-    """Return the valid tokens, with the parts of teacher and reference in their advantages."""
+    """Return the valid tokens. Their advantages include the parts of teacher and reference."""
     valid = valid_tokens(tokens, config.old_logprobs)
     return penalise_kl(distill(valid, config), config)
 
@@ -281,7 +282,7 @@ def _kl(valid: ValidTokens, reference_N: Tensor, config: AnyLossConfig) -> Tenso
 
 
 def _share(counted: ValidTokens, config: AnyLossConfig) -> Tensor:
-    """Return each token's weight in the sum [N]: 1, or its part of its sample's mean.
+    """Return each token's weight in the sum [N]: 1, or its share in its sample's mean.
 
     It is 0 if the token is invalid.
     """
@@ -293,7 +294,7 @@ def _share(counted: ValidTokens, config: AnyLossConfig) -> Tensor:
 
 
 def _ratio_metrics(surrogate: Surrogate, mask_N: Tensor) -> dict[str, PartialMetric]:
-    """Return metrics of the surrogate's ratios, and of the tokens that its bounds clip."""
+    """Return metrics of the surrogate's ratios, and of tokens clipped by its bounds."""
     if surrogate.ratio_N is None:
         return {}
     return {
@@ -321,4 +322,4 @@ def _gap_metrics(valid: ValidTokens) -> dict[str, PartialMetric]:
 LOSSES: Final[Mapping[str, Loss]] = MappingProxyType(
     {"clipped_pg": clipped_pg, "gspo": gspo, "cispo": cispo, "sapo": sapo, "sft": sft}
 )
-"""Losses by the name a recipe uses."""
+"""Losses by the name that a recipe uses."""

@@ -3,7 +3,7 @@
 from typing import Final
 
 FIRSTS: Final = (0, 1, 2, 4)
-"""Staleness, in weight versions, at which each bucket begins. The last bucket has no end."""
+"""Staleness, in weight versions, at which each bucket begins. The last bucket is open-ended."""
 
 LABELS: Final = ("0", "1", "2_3", "4_up")
 """Suffixes of the buckets in metric names."""

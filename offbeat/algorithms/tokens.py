@@ -1,8 +1,9 @@
 """Inputs and outputs of a loss. Legend: N tokens, S sequences.
 
-Tokens are on one flat axis, in any shape of microbatch. All tokens of a sequence are in the same
-call. A sequence is a sample, or one branch of a sample. Other branches of the sample may be in
-other calls. A branch counts for its share of the sample's tokens, so that the sample counts as one.
+Tokens are on one flat axis, whatever the shape of the microbatch. All tokens of a sequence are in
+the same call. A sequence is a sample, or one branch of a sample. Other branches of the sample may
+be in other calls. A branch counts for its share of the sample's tokens, so that the sample counts
+as one sample.
 
 This module also has the reductions of partial metrics to metrics of a whole step.
 """
@@ -18,7 +19,7 @@ from torch import Tensor
 
 
 class PartialReduction(enum.StrEnum):
-    """Reduction of a metric's parts, and the divisor of their sum at the end."""
+    """Reduction of a metric's parts, and the divisor that their sum gets at the end."""
 
     TOKENS = "tokens"  # sum over valid tokens / number of valid tokens
     SEQUENCES = "sequences"  # sum over sequences / number of sequences with a valid token
@@ -28,7 +29,7 @@ class PartialReduction(enum.StrEnum):
 
 
 class PartialMetric(NamedTuple):
-    """Contribution of one part: a sum (or an extremum), not yet divided by anything."""
+    """Contribution of one part to a metric: a sum (or an extremum), not divided yet."""
 
     reduction: PartialReduction
     value: Tensor  # scalar, detached
@@ -39,7 +40,7 @@ LOG_RATIO_LIMIT: Final = 20.0
 
 
 class LossTokens(TensorClass["nocast"]):
-    """Per-token inputs of a loss: a TensorDict with its fields as attributes, of batch size [].
+    """Per-token inputs of a loss: a TensorDict of batch size [], with its fields as attributes.
 
     If ``mask_N`` is False, values may be anything, including NaN.
     """
@@ -62,13 +63,13 @@ class LossTokens(TensorClass["nocast"]):
     entropy_N: Tensor | None = None
 
     def sequence_sums(self, values_N: Tensor) -> Tensor:
-        """Return the sum of each sequence's trained tokens; [N] -> [S]."""
+        """Return the sum over each sequence's trained tokens, [N] -> [S]."""
         return sum_sequences(values_N, self.mask_N, self.sequence_N, self.sequences)
 
 
 @dataclass(frozen=True, slots=True)
 class LossSums:
-    """Loss summed over tokens or sequence means, by the config, and the parts of its divisor."""
+    """Loss, summed over tokens or sequence means as configured, and the parts of its divisor."""
 
     loss: Tensor  # scalar, carries the gradient
     metrics: dict[str, PartialMetric]
@@ -77,12 +78,12 @@ class LossSums:
 
 
 Loss = Callable[[LossTokens, Any], LossSums]
-"""Function of tokens and the config section with the loss's name."""
+"""Function of tokens and of the config section with the loss's name."""
 
 
 @dataclass(frozen=True, slots=True)
 class ValidTokens:
-    """Tokens with 0 instead of the values of invalid tokens, so that all values are finite."""
+    """Tokens whose invalid values are replaced by 0, so that all values are finite."""
 
     logprobs_N: Tensor
     old_N: Tensor
@@ -109,16 +110,16 @@ class ValidTokens:
         )
 
     def sequence_sums(self, values_N: Tensor) -> Tensor:
-        """Return the sum of each sequence's valid tokens; [N] -> [S]."""
+        """Return the sum over each sequence's valid tokens, [N] -> [S]."""
         return sum_sequences(values_N, self.mask_N, self.sequence_N, len(self.counts_S))
 
 
 def valid_tokens(tokens: LossTokens, old_logprobs: str = "generation") -> ValidTokens:
     """Replace invalid values before anything is computed from them: no NaN reaches a gradient.
 
-    All values get the type of ``logprobs_N``, or float32 if that is shorter, because counts must be
-    exact. With ``old_logprobs="current"`` the old policy is the policy being trained, with its
-    logprobs detached.
+    All values get the type of ``logprobs_N``, or float32 if that type is shorter, because counts
+    must be exact. With ``old_logprobs="current"`` the old policy is the policy being trained, with
+    its logprobs detached.
     """
     mask_N = tokens.mask_N
     dtype = torch.promote_types(tokens.logprobs_N.dtype, torch.float32)
@@ -147,7 +148,7 @@ def valid_tokens(tokens: LossTokens, old_logprobs: str = "generation") -> ValidT
 
 
 def sum_sequences(values_N: Tensor, mask_N: Tensor, sequence_N: Tensor, sequences: int) -> Tensor:
-    """Return the sum of each sequence's tokens in the mask; [N] -> [sequences]."""
+    """Return the sum over each sequence's tokens in the mask, [N] -> [sequences]."""
     masked_N = torch.where(mask_N, values_N, 0.0)
     return masked_N.new_zeros(sequences).index_add(0, sequence_N, masked_N)
 

@@ -15,16 +15,17 @@ log = structlog.stdlib.get_logger()
 
 
 class Checkpoints:
-    """Saves the checkpoints that a lost trainer restores, every ``checkpoint.interval`` steps."""
+    """Saves a checkpoint every ``checkpoint.interval`` steps; a replaced trainer restores it."""
 
     def __init__(self, state: RunState, trainer_client: TrainerClient) -> None:
         self._state, self._trainer_client = state, trainer_client
         self._tried = 0  # newest version with a started save, failed or not
 
     def is_due(self, version: int) -> bool:
-        """Return whether a multiple of the interval was passed since the newest save before it.
+        """Return whether a checkpoint of this version, or of one that was missed before it, is due.
 
-        If a controller died before a save, the next controller saves instead. If the disk refused a
+        It is due once a multiple of the interval was passed since the newest checkpoint. If a
+        controller died before a save, the next controller makes that save. If the disk refused a
         save, the next try is at the next multiple.
         """
         interval = self._state.config.checkpoint.interval
@@ -40,7 +41,8 @@ class Checkpoints:
         A full or broken disk costs a checkpoint, not the run: earlier checkpoints are kept.
 
         Raises:
-            TrainerLost: It has a different version, because its process was replaced unnoticed.
+            TrainerLost: The trainer holds a different version, because its process was replaced
+                unnoticed.
         """
         state, waiter = self._state, f"checkpoint of version {version}"
         self._tried = version

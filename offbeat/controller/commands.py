@@ -12,7 +12,7 @@ class Resume(msgspec.Struct, frozen=True, tag="resume"):
 
 
 class Stop(msgspec.Struct, frozen=True, tag="stop"):
-    """Stop after the step in progress if its batch is complete, else at once, without that step."""
+    """Stop after the step in progress if its batch is complete, else discard that step and stop."""
 
     reason: str = "offbeat control stop"
     """Cause of the early end, for ``Summary.ended_by``."""

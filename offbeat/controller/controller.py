@@ -104,13 +104,13 @@ class Controller:
             advantages: Function from the rewards of a group to its samples' advantages.
             advantages_within_s: Seconds that it may block for a chunk, or None if it never blocks.
             loss: Loss of every step.
-            max_group_bytes: Maximum bytes of one group's columns.
+            max_group_bytes: Maximum bytes that one group's columns can have.
             rng: Random numbers for the jitter of back-offs.
-            ledger: Fold of the journal, if the run has had a controller before.
+            ledger: State that results from the journal, if the run has had a controller before.
             driver: Name of the process that started this incarnation, for the journal.
             groups_per_turn: Groups that a rewind returns between two turns of the event loop.
-            evaluates_only: Nothing is trained, so evaluations may use every engine.
-            spares_prompts: Evaluations tolerate prompts of which every sample failed.
+            evaluates_only: True if nothing is trained. Then evaluations may use every engine.
+            spares_prompts: True if evaluations tolerate prompts whose samples all failed.
         """
         self._config, self._ports, self._driver = config, ports, driver
         state = self.state = RunState(config, fence, ports, sampler, ledger or Ledger())
@@ -173,10 +173,10 @@ class Controller:
         """Train to the end. The actors are closed on return, even after an error.
 
         Args:
-            on_ended: Called with the error to be raised, or None, before the actors are closed,
-                because closing may be slow and the outcome should be on disk by then. It returns
-                True if a newer controller owns the run. Then its checkpoints and actors stay
-                untouched.
+            on_ended: Called before the actors are closed, with the error that will be raised, or
+                None. It writes the outcome to disk, because closing the actors may be slow. It
+                returns True if a newer controller owns the run. Then the run's checkpoints and
+                actors stay untouched.
 
         Raises:
             RunFailed: A pump raised, or ``abort`` was called.
@@ -257,7 +257,7 @@ class Controller:
         return pumps
 
     async def _watchdog(self) -> NoReturn:
-        """End a deadlocked run at once, and one that has made no progress for too long."""
+        """End a deadlocked run at once. End any other run after too long without progress."""
         state, waits = self.state, self.state.waits
         limit = self._config.supervision.stall_timeout_s
         clock = asyncio.get_running_loop().time
@@ -303,8 +303,8 @@ class Controller:
     async def _wait_for_open_step(self) -> None:
         """Wait for the step in progress to finish, within the time reserved for a last checkpoint.
 
-        If the trainer had applied a step that is unknown to the ledger, no checkpoint could be
-        trusted.
+        Otherwise the trainer could have applied a step that the ledger does not know, and no
+        checkpoint could be trusted.
         """
         state, clock = self.state, asyncio.get_running_loop().time
         grace_s = _SHARE_OF_GRACE * self._config.supervision.signal_grace_s
@@ -335,7 +335,10 @@ class Controller:
     # --- the end ---------------------------------------------------------------------------------
 
     async def _outlive(self, train: asyncio.Task[None]) -> None:
-        """Wait until ``train`` has ended. A cancellation that no pump caused came from outside."""
+        """Wait until ``train`` has ended.
+
+        If no pump caused its cancellation, the cancellation came from outside.
+        """
         try:
             await asyncio.wait([train])
         except asyncio.CancelledError as cancelled:

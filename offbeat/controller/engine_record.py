@@ -50,7 +50,7 @@ class IllegalHealth(OffbeatError):
 
 @dataclass(slots=True)
 class EngineRecord:
-    """State of one engine as the controller knows it. Only its fleet changes it."""
+    """State of one engine as the controller knows it. Only the fleet changes this state."""
 
     name: str
     health: Health = Health.RESTARTING
@@ -84,10 +84,7 @@ class EngineRecord:
 
     @property
     def is_on_trial(self) -> bool:
-        """Return whether its last request failed and one is open.
-
-        Meanwhile it gets no other request.
-        """
+        """Return whether the last request failed and a new one is open."""
         return self.strikes > 0 and self.outstanding > 0
 
     def account(self, state: EngineState | WeightsAck) -> None:

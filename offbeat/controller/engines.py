@@ -50,7 +50,7 @@ class EnginePump:
 
         Raises:
             EngineBudgetSpent: The engine needs more restarts than the budget, and the run needs it.
-            EngineNotStarted: It does not start, and no other engine is alive.
+            EngineNotStarted: The engine does not start, and no other engine is alive.
         """
         if self._name in self._state.costs.retired:
             await self._generator.retire()  # that controller may have died before it did
@@ -68,8 +68,8 @@ class EnginePump:
         """Wait until the engine has replied and is STALE. Return False if it must be replaced.
 
         Raises:
-            EngineNotStarted: It did not reply within ``generator.start_deadline_s``, and no other
-                engine is alive.
+            EngineNotStarted: The engine did not reply within ``generator.start_deadline_s``, and no
+                other engine is alive.
         """
         try:
             await self._start()
@@ -126,7 +126,8 @@ class EnginePump:
     async def _catch_up_unless_lost(self) -> bool:
         """Sync the engine once. Return False if the sync failed or the engine was lost meanwhile.
 
-        The transfer may hold the lock of all syncs, so a loss ends it before its deadline.
+        The transfer may hold the lock of all syncs. So if the engine is lost, the transfer is ended
+        before its deadline.
         """
         watch = asyncio.ensure_future(self._give_up_if_lost())
         try:
@@ -137,7 +138,7 @@ class EnginePump:
             watch.cancel()
 
     async def _give_up_if_lost(self) -> None:
-        """Probe the engine until it is lost, then end its transfer."""
+        """Probe the engine until it is lost, then end the transfer to it."""
         while True:
             await asyncio.sleep(self._probe_interval_s)
             if not await self._probe():
@@ -178,7 +179,7 @@ class EnginePump:
         """Probe the engine's state. Return False if it is gone, broken, or silent for too long.
 
         An engine that misses a single probe may be compiling or short of CPU. It gets no work and
-        is probed again, unless its requests fail as well.
+        is probed again. If its requests fail as well, it counts as gone.
         """
         for probe in range(1, self._config.probe_strikes + 1):
             try:
@@ -230,7 +231,7 @@ class EnginePump:
         """Return True if the dead engine stays down, or False if it is restarted.
 
         Raises:
-            EngineBudgetSpent: Its restart budget is spent, and the run needs it.
+            EngineBudgetSpent: The restart budget is spent, and the run needs this engine.
         """
         state, budget = self._state, self._config.restart_budget
         if state.fleet.replaced >= budget:

@@ -122,7 +122,7 @@ class EngineBudgetSpent(BudgetSpent):
 
 
 class TrainerBudgetSpent(BudgetSpent):
-    """The trainer failed more often than its budget allows, so its state is not saved.
+    """The trainer failed more often than its budget allows. Its state is not saved.
 
     Fix: correct the named failure, or raise the named budget.
     """

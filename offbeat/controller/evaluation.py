@@ -1,13 +1,13 @@
-"""Evaluation pump: scores sets of held-out prompts, all at one weight version.
+"""Evaluation pump: scores sets of held-out prompts, all with the same weight version.
 
-An evaluation is recorded as one record, after its last sample. A controller that starts or resumes
-the run repeats an evaluation that was due but not recorded. It then scores the version served.
+An evaluation is recorded as one record, after its last sample. If an evaluation was due but not
+recorded, the next controller of the run repeats it, with the version that engines serve by then.
 
 A pinned engine is skipped by weight syncs, so each metric belongs to one version. The engine
 catches up afterwards. If there is only one engine, no newer weights are served meanwhile. Training
-continues until ``max_staleness`` stops it, then waits, at most until the evaluation's deadline. If
-engines share the trainer's weights, no step is finished during an evaluation, whatever the engine
-count.
+continues until ``max_staleness`` stops it. Then it waits, at most until the evaluation's deadline.
+If engines share the trainer's weights, no step is finished during an evaluation, whatever the
+engine count.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ _STUB_SEQUENCES: Final = 256  # a stub decodes any number at once; this is the d
 
 
 PREVIEW_BYTES: Final = 64 * 2**20
-"""Bytes of media previews that one evaluation keeps. Prompts that end later have none."""
+"""Maximum bytes of media previews that one evaluation keeps. Later prompts get no preview."""
 
 
 class EvaluationFailed(OffbeatError):
@@ -69,8 +69,8 @@ class Evaluation:
 
     consumes   versions that the train pump asks it to score, held-out prompts
     produces   the metrics ``eval/*``, records of evaluations
-    waits for  a version to score, an engine that serves it, pinned to it until the end (or all
-               engines, in a run that trains nothing)
+    waits for  a version to score, an engine to pin that serves this version (or all engines,
+               in a run that trains nothing)
     woken by   the train pump every ``eval.interval`` steps, the sync pump
     """
 
@@ -87,8 +87,8 @@ class Evaluation:
     ) -> None:
         """Create the pump without a requested evaluation.
 
-        ``on_all_engines``: nothing is trained, so every engine can be used.
-        ``spares_prompts``: an evaluation succeeds even if all samples of a prompt fail.
+        With ``on_all_engines``, nothing is trained, so every engine can be used. With
+        ``spares_prompts``, an evaluation succeeds even if all samples of a prompt fail.
         """
         self._state, self._sets = state, sets
         self._workers, self._telemetry, self._record = workers, telemetry, record
@@ -121,8 +121,8 @@ class Evaluation:
     def request_due(self) -> None:
         """Request the evaluation that is due at the version after a recovery or rewind.
 
-        If only the trainer knew that a step was applied, nobody has requested its evaluation. If a
-        rewind has undone a version, its evaluation is due again.
+        If a controller died before it knew that a step was applied, nobody has requested the
+        evaluation of that version. If a rewind has undone a version, its evaluation is due again.
         """
         pending, version = self._state.evaluation, self._state.ledger.trainer_version
         pending.newest_due = min(pending.newest_due, version)
@@ -130,7 +130,7 @@ class Evaluation:
             self.request(version)
 
     async def finished(self) -> None:
-        """Wait until nothing is left to score. An evaluation ends by its deadline."""
+        """Wait until nothing is left to score. No evaluation outlasts its deadline."""
         pending = self._state.evaluation
         await self._state.waits.until(
             Pump.TRAIN,
@@ -171,8 +171,8 @@ class Evaluation:
     async def _pin(self, version: int) -> int | None:
         """Pin an engine that serves the requested version or a newer one. Return its version.
 
-        Return None if a rewind has undone the requested version. It is requested again once it is
-        trained again.
+        Return None if a rewind has undone the requested version. The version is requested again
+        once it is trained again.
         """
         state, fleet = self._state, self._state.fleet
 
@@ -309,7 +309,7 @@ def _set_of(metric: str) -> str:
 def _in_flight(config: RunConfig) -> int:
     """Return how many prompts to sample at once: twice as many as the engine decodes at once.
 
-    A prompt that waited longer in the engine would use up its deadline there.
+    With more prompts, some would use up their deadline waiting in the engine.
     """
     samples = max(each.samples or 1 for each in evaluation_sets(config).values())
     generator = config.generator

@@ -1,7 +1,7 @@
 """Journal records: each move of prompt groups, and what happened to the processes of a run.
 
 The group table is the fold of these records, and the journal is their file. A record is encoded as
-an array with the time as last item. New kinds of records, and new fields with defaults at the end
+an array whose last item is the time. New kinds of records, and new fields with defaults at the end
 of a struct inside a record (such as the receipt), need no new version. Any other change raises
 ``SCHEMA``.
 
@@ -23,7 +23,7 @@ SCHEMA: Final = 4
 
 
 class ReturnKind(enum.StrEnum):
-    """Reason to roll out a group again. It decides which budget the return counts against."""
+    """Reason to roll out a group again. It selects the budget that the return counts against."""
 
     INFRASTRUCTURE = "infrastructure"  # a retry on another engine, or later, may succeed
     DATA = "data"  # this prompt could not be rolled out, or trained
@@ -46,7 +46,7 @@ class DropReason(enum.StrEnum):
 class Event(msgspec.Struct, frozen=True, tag=True, array_like=True, gc=False, kw_only=True):
     """Base class of journal records.
 
-    Instances are part of no reference cycle, so they are exempt from garbage collection.
+    Instances are never part of a reference cycle, so they are exempt from garbage collection.
     """
 
     unix_s: float = 0.0  # time of the append, 0 if unknown; the group table ignores it
@@ -79,7 +79,7 @@ class Rewound(Event, frozen=True):
 
     Groups trained since then return to admitted. A ready group returns, too, if it has a token of
     an undone version, because that number will refer to different weights. The record contains the
-    undone steps, so neither the group table nor a snapshot has to keep the groups of each step.
+    undone steps. So neither the group table nor a snapshot has to keep the groups of each step.
 
     A long rewind is split into several records of one lineage, newest steps first, so that no
     record blocks the controller for long. If a controller dies between them, the next controller
@@ -173,7 +173,7 @@ class Dropped(Event, frozen=True):
 class StepIntent(Event, frozen=True):
     """Intent to finish a step, durable before the trainer is called.
 
-    After a crash its groups may or may not be trained. Recovery asks the trainer.
+    After a crash it is unknown whether its groups were trained. Recovery asks the trainer.
     """
 
     step: int
@@ -216,7 +216,7 @@ class StepApplied(Event, frozen=True):
 class StepRefused(Event, frozen=True):
     """The optimizer did not apply the step. Its groups are dropped as STEP_NOT_APPLIED.
 
-    The batch is used up. Groups bound to later steps are now bound to the step before theirs.
+    The batch is used up. Each group bound to a later step is now bound to the step before that.
     """
 
     step: int
@@ -225,7 +225,7 @@ class StepRefused(Event, frozen=True):
 
 
 class Checkpointed(Event, frozen=True):
-    """The trainer's whole state of this version is on disk, complete and verified."""
+    """The trainer's complete state of this version is on disk and verified."""
 
     version: int
     digest: str
@@ -254,7 +254,8 @@ class Served(Event, frozen=True):
 class Joined(Event, frozen=True):
     """A process of an engine, a worker or the trainer answered for the first time.
 
-    A worker's reply is also recorded after each ``WorkerLost``: it is back, or was replaced.
+    A worker's first reply after each ``WorkerLost`` is recorded too: the worker is back, or was
+    replaced.
     """
 
     component: Component
@@ -273,7 +274,7 @@ class EngineLost(Event, frozen=True):
 class WorkerLost(Event, frozen=True):
     """An environment worker's process died, hangs or was replaced. ``Joined`` records its return.
 
-    Each ``Joined`` of a replacement process has one such record before it.
+    Each ``Joined`` of a replacement process is preceded by one such record.
     """
 
     worker: str
@@ -295,7 +296,7 @@ class TrainerReplaced(Event, frozen=True):
 
 
 class Spent(Event, frozen=True):
-    """Time by cause since the previous such record of this incarnation. One per step."""
+    """Time by cause since this incarnation's previous ``Spent`` record. One record per step."""
 
     trainer: dict[str, float]  # seconds by TrainerTime
     engines: dict[str, float]  # of all engines together, by GeneratorTime

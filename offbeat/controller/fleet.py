@@ -1,6 +1,6 @@
-"""Health and routing of engines: which may serve, and which one gets the next group. Pure.
+"""Health and routing of engines: which engines may serve, and which one gets the next group.
 
-Also orders the engines that may get work by their load. Pure: no I/O, no clock, no asyncio.
+Orders the engines that may get work by their load. Pure: no I/O, no clock, no asyncio.
 """
 
 from collections import Counter, OrderedDict
@@ -13,11 +13,12 @@ from offbeat.messages.weights import EngineState, WeightsAck
 
 
 class EnginePool:
-    """Orders engines by load. Engines of equal load are ordered by the time they reached it.
+    """Orders engines by load. Engines with equal load are ordered by the time they reached it.
 
-    So engines of equal load are used in turn. Remove a member before its version changes and add
-    it again afterwards. Call ``reorder`` after its load has changed. The cost of these calls and of
-    ``idlest`` does not depend on the number of members.
+    So engines with equal load are used in turn. Before a member's version changes, the caller must
+    remove the member, and add it again afterwards. After a member's load has changed, the caller
+    must call ``reorder``. The cost of these calls and of ``idlest`` does not depend on the number
+    of members.
     """
 
     def __init__(self) -> None:
@@ -45,7 +46,7 @@ class EnginePool:
 
     @property
     def oldest_version(self) -> int:
-        """Return the lowest version of any member. There must be a member."""
+        """Return the lowest version of all members. There must be a member."""
         return min(self._versions)
 
     def add(self, member: EngineRecord) -> None:
@@ -54,7 +55,7 @@ class EnginePool:
         self._size += 1
 
     def reorder(self, member: EngineRecord, former_load: int) -> None:
-        """Move a member behind the others of its load, after its load has changed."""
+        """Move a member, whose load has changed, behind the others with the same load."""
         self._leave(member, former_load)
         self._enter(member)
 
@@ -110,9 +111,9 @@ def _ignore(engine: EngineRecord) -> None:
 class Fleet:
     """Health and routing of all engines.
 
-    Only ``acked`` makes a STALE engine HEALTHY: the living process completed a verified sync. Late
-    messages, from a former incarnation or from an engine that was given up, change nothing. An
-    illegal transition raises ``IllegalHealth``.
+    Only ``acked`` makes a STALE engine HEALTHY, because it means that the living process has
+    completed a verified sync. Late messages, from a former incarnation or from an engine that was
+    given up, change nothing. An illegal transition raises ``IllegalHealth``.
 
     ``serving_version`` is the lowest version acked by a HEALTHY engine. Pinned engines count only
     if no other engine serves. While no engine serves, the number stays unchanged. The only methods
@@ -168,7 +169,7 @@ class Fleet:
 
     @property
     def is_serving(self) -> bool:
-        """Return whether any engine is HEALTHY: whether ``pick`` returns one."""
+        """Return whether any engine is HEALTHY, so that ``pick`` returns one."""
         return len(self._routed) > 0 or len(self._pinned) > 0
 
     @property
@@ -177,19 +178,16 @@ class Fleet:
         return bool(self._pinned)
 
     def is_another_alive(self, name: str) -> bool:
-        """Return whether another engine has replied in its present incarnation.
-
-        Linear in engines.
-        """
+        """Return whether another engine has replied in its present incarnation. Linear in engines."""
         return any(e.health in _ALIVE for e in self.engines.values() if e.name != name)
 
     def pick(self, avoid: str = "") -> EngineRecord | None:
         """Return the HEALTHY engine with the fewest outstanding groups, or None if there is none.
 
-        Engines of equal load are picked in turn. An engine that fails requests at once would always
-        have the fewest groups. So after a failed request it gets a single group until a request
-        succeeds. ``avoid`` names an engine to skip. Both rules apply only while another engine
-        serves. A pinned engine is picked only if no other engine serves.
+        Engines with equal load are picked in turn. An engine that fails requests at once would
+        always have the fewest groups. So after a failed request it gets one group at a time until a
+        request succeeds. ``avoid`` names an engine to skip. Both of these rules apply only while
+        another engine serves. A pinned engine is picked only if no other engine serves.
         """
         pool = self._routed or self._pinned
         idlest = pool.idlest
@@ -214,7 +212,7 @@ class Fleet:
         """Record that a group of this engine was completed, failed or cancelled.
 
         Raises:
-            NothingOutstanding: It has no outstanding group.
+            NothingOutstanding: The engine has no outstanding group.
         """
         engine = self.engines[name]
         if not engine.outstanding:
@@ -226,7 +224,7 @@ class Fleet:
     def probe_answered(self, state: EngineState) -> bool:
         """Process the reply to a probe. Return False if it came too late and changed nothing.
 
-        A new incarnation is STALE at any reported version. The same incarnation is no longer
+        A new incarnation is STALE, whatever version it reports. A known incarnation is no longer
         SUSPECT if it still serves the version that it acked. Replies of a dead engine are ignored
         until ``restarting``. After that, only replies of a new incarnation count.
         """
@@ -248,9 +246,9 @@ class Fleet:
     def acked(self, ack: WeightsAck) -> bool:
         """Mark an engine as HEALTHY, because it has verified and serves a version.
 
-        Returns False without a change if the ack is from another incarnation or a dead engine, or
-        for a version below one that this incarnation acked since the last rewind. A pin to another
-        version ends.
+        Returns False and changes nothing in three cases: the ack is from another incarnation, the
+        engine is dead, or this incarnation has acked a higher version since the last rewind. If the
+        engine was pinned to a different version, the pin ends.
         """
         engine = self.engines[ack.engine]
         if (
@@ -269,7 +267,7 @@ class Fleet:
         return True
 
     def suspect(self, name: str) -> None:
-        """Give this engine no work until a probe answers or a sync succeeds."""
+        """Give this engine no work until it answers a probe or a sync succeeds."""
         engine = self.engines[name]
         if engine.health is Health.HEALTHY:
             self._become(engine, Health.SUSPECT)
@@ -277,8 +275,9 @@ class Fleet:
     def request_failed(self, name: str, incarnation: str | None = None) -> bool:
         """Count a failed or late request. Return True if the engine's process must be replaced.
 
-        This is the case after ``request_strikes`` failures in a row, even if probes succeed:
-        ``is_failing``. Requests to a former incarnation, or to an engine given up, do not count.
+        The process must be replaced after ``request_strikes`` failures in a row, even if probes
+        succeed (``is_failing``). Requests to a former incarnation, or to an engine that was given
+        up, do not count.
 
         Args:
             name: The engine.
@@ -297,7 +296,7 @@ class Fleet:
         return self.engines[name].strikes >= self._request_strikes
 
     def request_answered(self, name: str, incarnation: str | None = None) -> None:
-        """Record a successful request. Failures in a row count from 0 again."""
+        """Record a successful request, which resets the count of failures in a row."""
         engine = self.engines[name]
         if incarnation in (None, engine.incarnation):
             engine.strikes = engine.fruitless = 0
@@ -309,9 +308,9 @@ class Fleet:
             self._become(engine, Health.STALE)
 
     def sync_timed_out(self, name: str) -> None:
-        """Record a transfer past its deadline.
+        """Record that a transfer has exceeded its deadline.
 
-        Later transfers to it run separately until the engine acks.
+        Later transfers to this engine run separately until it acks.
         """
         engine = self.engines[name]
         engine.syncs_apart = True
@@ -372,10 +371,10 @@ class Fleet:
     def pin(self, version: int) -> str | None:
         """Pin an engine to exactly ``version``. Return its name, or None if no engine qualifies.
 
-        An engine qualifies if it is HEALTHY, unpinned and loads no other release.
-        It is excluded from syncs. Unless no other engine serves, it gets no training groups and
-        does not count for ``serving_version``. The pin ends by ``unpin``, or as soon as the
-        engine may no longer serve that version. See ``EngineRecord.pinned``.
+        An engine qualifies if it is HEALTHY, not pinned, and not loading a release. The pinned
+        engine is excluded from syncs. Unless no other engine serves, it gets no training groups and
+        does not count for ``serving_version``. The pin ends by ``unpin``, or as soon as the engine
+        may no longer serve that version. See ``EngineRecord.pinned``.
         """
         engine = self._pinnable(version)
         if engine is None:
@@ -389,13 +388,14 @@ class Fleet:
         return 0 < ready == len(self.engines) - len(self.retired)
 
     def _pinnable(self, version: int) -> EngineRecord | None:
-        """Return an engine to pin. Skip engines that load a release: their version will change."""
+        """Return an engine to pin that loads no release, because loading changes its version."""
         return next((e for e in self._routed if e.version == version and not e.loads), None)
 
     def unpin(self, name: str) -> None:
         """End a pin. A pin that has already ended is ignored.
 
-        An engine behind the newest release or ack is STALE, because the syncs have skipped it.
+        If it is behind the newest release or ack, it is now STALE, because the syncs have skipped
+        it.
         """
         engine = self.engines[name]
         if engine.pinned:
@@ -432,7 +432,7 @@ class Fleet:
         self._on_change(engine)
 
     def _become(self, engine: EngineRecord, health: Health) -> None:
-        """Change an engine's health by a legal transition. An unchanged health is a no-op."""
+        """Change an engine's health by a legal transition. Do nothing if it is the same."""
         if health is engine.health:
             return
         if health not in MOVES[engine.health]:

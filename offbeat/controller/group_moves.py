@@ -1,7 +1,7 @@
-"""Legal moves of a prompt group: from which places and to which place each event moves it. Pure.
+"""Legal moves of a prompt group: the places each event moves it from, and the place it moves to.
 
-The guards of the ledger, the check of a journal and the diagram of docs/journal.md all use this
-table. The simulator's auditor has a separate table, so that it detects an error in this one.
+The ledger's guards, the check of a journal and the diagram in docs/journal.md all use this table.
+Pure. The simulator's auditor has a separate table, so that it detects an error in this one.
 """
 
 import enum

@@ -1,7 +1,7 @@
 """Place of every prompt group, computed from the journal's events.
 
-Pure: no I/O, no clock, no asyncio. An event changes only its own groups, so ``GroupTable.apply``
-needs constant time per group, at any length of the run.
+Pure: no I/O, no clock, no asyncio. An event changes only its own groups. So ``GroupTable.apply``
+needs constant time per group, however long the run is.
 
 Also defines the records of a group table, as a snapshot of the journal encodes them.
 """
@@ -79,7 +79,7 @@ class Totals(msgspec.Struct):
 
 
 class TableSnapshot(msgspec.Struct, frozen=True):
-    """Content of a group table at one moment, from which applying events continues.
+    """Content of a group table at one moment. Applying the later events gives the later state.
 
     Its size depends on the outstanding groups, not on the number of steps. The groups of trained
     steps are only in the journal's segments.
@@ -199,7 +199,7 @@ class GroupTable:
         )
 
     def snapshot(self) -> TableSnapshot:
-        """Return the state from which applying events continues.
+        """Return the present state. Later events can be applied to it.
 
         The snapshot shares objects with this table. Encode it before the table changes again.
         """
@@ -225,7 +225,7 @@ class GroupTable:
         )
 
     def load(self, snapshot: TableSnapshot) -> None:
-        """Load a decoded snapshot into this empty table, which then owns the snapshot's parts."""
+        """Load a decoded snapshot into this empty table. The table then owns its parts."""
         self.run_id, self.incarnation = snapshot.run_id, snapshot.incarnation
         self.lineage, self.trainer_version = snapshot.lineage, snapshot.trainer_version
         self.rewinding_to = snapshot.rewinding_to
@@ -239,7 +239,7 @@ class GroupTable:
             self._add(group)
 
     def apply(self, event: AnyEvent) -> None:  # noqa: C901, PLR0912 - the table of all moves
-        """Apply one event. The ledger has checked it, so there is no check here."""
+        """Apply one event without checking it: the ledger has done that."""
         match event:
             case Admitted():
                 self.totals.drawn += 1
@@ -323,8 +323,8 @@ class GroupTable:
     def _refused(self, step: int) -> None:
         """Drop the batch in training. Every later batch is trained one step earlier.
 
-        The batch is used up although it made no version. The next step trains the groups of the
-        step after it. Groups missing from this batch are missing from no other batch.
+        The batch is used up although it made no version. The next attempt trains the groups of the
+        step after it. If groups were missing from this batch, the later batches are still complete.
         """
         reason = DropReason.STEP_NOT_APPLIED
         count_reason(self.totals.dropped, reason, len(self.training))
@@ -373,7 +373,7 @@ class GroupTable:
             self._add(GroupRecord(prompt_index, target_step, attempt=attempt))
 
     def _unclaim(self) -> None:
-        """Move the groups in training back to ready. They keep a known receipt."""
+        """Move the groups in training back to ready. Their receipts are kept if they are known."""
         for group in list(self.training.values()):
             self._move(group, Place.READY, group.oldest_version)
         self.intent = None
@@ -399,7 +399,7 @@ class GroupTable:
         self._enter(group)
 
     def _move(self, group: GroupRecord, place: Place, oldest_version: int) -> None:
-        """Move a group to another place, as the last one there."""
+        """Move a group to another place, behind the groups that are there."""
         self._leave(group)
         group.place, group.oldest_version = place, oldest_version
         if place is Place.READY:
@@ -425,7 +425,7 @@ class GroupTable:
                 count(self.outstanding_by_target_step, group.target_step, 1)
 
     def _enter(self, group: GroupRecord) -> None:
-        """Add a group to the indices of its place, as the last one."""
+        """Add a group to the indices of its place, behind the groups that are there."""
         match group.place:
             case Place.ADMITTED:
                 self.admitted += 1

@@ -49,11 +49,12 @@ class StepsAfter(NamedTuple):
 def steps_after(version: int, newest_first: Iterable[Event]) -> StepsAfter:
     """Find the steps of the present lineage after ``version``.
 
-    Reads back to the step that led to ``version``, and the window of rewards before it.
+    Reads backwards to the step that led to ``version``, and further over the window of rewards
+    before that step.
 
     Args:
         version: Target version of the rewind.
-        newest_first: Events of the journal, backwards from the last one.
+        newest_first: Events of the journal, from the last one backwards.
     """
     undone, rewards = list[UndoneStep](), list[float]()
     standing: int | None = None  # steps of later versions are undone; None: none was seen yet
@@ -112,7 +113,7 @@ class CannotRewind(OffbeatError):
 
 
 def _discard(event: AnyEvent) -> None:
-    """Discard an event: a ledger that is only computed has no journal."""
+    """Discard an event: a ledger that is only computed does not write a journal."""
 
 
 def _nobody_waits(event: type[AnyEvent]) -> None:
@@ -120,10 +121,10 @@ def _nobody_waits(event: type[AnyEvent]) -> None:
 
 
 class Ledger(GroupTable):
-    """Follows each group from admission to its end. It records, while the sampler decides.
+    """Follows each group from admission to its end. Records moves that the sampler has decided.
 
-    Every change is one event, passed to ``record`` after it was applied. So the state can be
-    computed from the events. Then ``changed`` is called with the type of the event. An illegal
+    Every change is one event. After it is applied, it is passed to ``record``, so the state can be
+    computed from the recorded events. Then ``changed`` is called with the event's type. An illegal
     move raises ``IllegalMove`` and changes nothing.
     """
 
@@ -157,7 +158,7 @@ class Ledger(GroupTable):
     # --- incarnations of the controller, versions of the trainer ---------------------------------------
 
     def open(self, run_id: str, incarnation: int, driver: str = "") -> None:
-        """Record, as the controller's first event, that it continues the run."""
+        """Record that this controller continues the run. This is its first event."""
         self._do(Opened(run_id, incarnation, driver))
 
     def checkpointed(self, version: int, digest: str) -> None:
@@ -170,20 +171,20 @@ class Ledger(GroupTable):
         """Return to an older version, part by part. Yield the prompt indices to be rolled out again.
 
         No group may be in flight: the caller has cancelled them.
-        After each part the ledger is in the state of a rewind to a version in between, so other
+        After each part the ledger is in the state of a rewind to an intermediate version, so other
         tasks may run. No task may dispatch, claim or apply before the last part: the trainer holds
         ``to_version``. A rewind that the last incarnation left unfinished is continued.
 
         Args:
             to_version: The version that the trainer holds.
-            reason: Shown to people.
+            reason: The reason, as shown to people.
             after: The steps in the journal after that version.
-            groups_per_part: Maximum trained groups to return per part. A part has at least one
-                step.
+            groups_per_part: Maximum trained groups per part. A part has at least one step, even if
+                it is larger.
 
         Raises:
-            CannotRewind: The version is older than the last checkpoint but one, or ``after`` does
-                not fit it.
+            CannotRewind: The version is older than the second newest checkpoint, or ``after`` does
+                not fit the version.
         """
         made = [step.version for step in after.undone]
         if (
@@ -213,7 +214,7 @@ class Ledger(GroupTable):
     # --- prompt groups ---------------------------------------------------------------------------
 
     def admit(self, target_step: int | None) -> int:
-        """Draw the next prompt, for this step, or for any step if None. Return its prompt index."""
+        """Draw the next prompt, for ``target_step`` or (None) for any step. Return its index."""
         prompt_index = self.totals.drawn
         self._do(Admitted(prompt_index, target_step))
         return prompt_index
@@ -239,7 +240,7 @@ class Ledger(GroupTable):
         """Make the group ready. The caller has checked the receipt.
 
         Raises:
-            IllegalMove: The receipt is of another attempt, or the group is not in flight.
+            IllegalMove: The receipt belongs to another attempt, or the group is not in flight.
         """
         group = self._at("commit", receipt.prompt_index, LEAVES[Committed])
         if receipt.attempt != group.attempt:
@@ -279,16 +280,16 @@ class Ledger(GroupTable):
     def drop(
         self, prompt_index: int, reason: DropReason, detail: str = "", *, shrinks: int = 0
     ) -> None:
-        """Drop a prompt from any place except training. Step ``shrinks`` is trained without it."""
+        """Drop a prompt from any place except training. Step ``shrinks`` gets one group less."""
         self._at("drop", prompt_index, LEAVES[Dropped])
         self._do(Dropped(prompt_index, reason, detail, shrinks))
 
     def intend(self, step: int, attempt: int) -> None:
-        """Record that the step with the groups in training is about to be finished."""
+        """Record the intent to finish the step that has the groups in training."""
         self._do(StepIntent(step, attempt, tuple(self.training)))
 
     def applied(self, step: int, attempt: int) -> int:
-        """Record that the step with the groups in training was applied. Return its version."""
+        """Record that the step that has the groups in training was applied. Return its version."""
         version, trained = self.trainer_version + 1, list(self.training.values())
         receipts = [group.receipt for group in trained if group.receipt is not None]
         rewards = [reward for receipt in receipts for reward in receipt.valid_rewards]
@@ -348,7 +349,7 @@ class Ledger(GroupTable):
 def _newest_first(
     steps: Sequence[UndoneStep], groups_per_part: int
 ) -> list[tuple[UndoneStep, ...]]:
-    """Cut steps into parts of at most so many groups, last step first. No part is empty."""
+    """Split steps into parts of at most so many groups, last step first. No part is empty."""
     parts, part, groups = list[tuple[UndoneStep, ...]](), list[UndoneStep](), 0
     for step in reversed(steps):
         if part and groups + len(step.prompt_indices) > groups_per_part:

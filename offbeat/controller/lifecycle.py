@@ -1,4 +1,4 @@
-"""The phases of a run, and the only moves between them."""
+"""The phases of a run, and the legal changes between them."""
 
 import enum
 from collections.abc import Callable, Mapping
@@ -32,7 +32,7 @@ _MOVES: Final[Mapping[RunPhase, frozenset[RunPhase]]] = {
 
 
 class Lifecycle:
-    """Phase of one run. An illegal move raises. Every legal move notifies the waiting tasks."""
+    """Phase of one run. An illegal change raises. Every legal change notifies the waiting tasks."""
 
     def __init__(self, changed: Callable[[], None], clock: Callable[[], float]) -> None:
         self._changed, self._clock = changed, clock
@@ -48,7 +48,7 @@ class Lifecycle:
         """Enter the next phase.
 
         Raises:
-            RuntimeError: The table has no such move.
+            RuntimeError: The change is not legal.
         """
         if target not in _MOVES.get(self.phase, frozenset()):
             raise RuntimeError(f"cannot enter {target} after {' -> '.join(self._history[-4:])}")

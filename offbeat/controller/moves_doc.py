@@ -11,7 +11,7 @@ END: Final = "<!-- End of what is generated. -->\n"
 
 
 def section() -> str:
-    """Return the table, between the two marks."""
+    """Return the table of moves, including the two marks around it."""
     rows = "".join(
         f"| {_places(move)} | `{move.event.__name__}` | {move.enters} | {move.when} |\n"
         for move in MOVES

@@ -2,9 +2,10 @@
 
 Attributes the time of trainer and engines to their work or to the cause of a wait.
 
-The controller attributes events at once. The actors report how long they computed. These reports
-split the time of an open call into compute and calls. They split the time in which an engine had
-groups into compute, sync and episodes (environment, reward, transport).
+Most time is attributed as soon as the controller observes an event. Two kinds are split later, by
+the actors' reports of how long they computed: the time of an open trainer call, into compute and
+call overhead; and the time in which an engine had groups, into compute, sync and episodes
+(environment, reward, transport).
 """
 
 import asyncio
@@ -44,7 +45,7 @@ _INCIDENTS = (Health.SUSPECT, Health.DEAD, Health.RESTARTING, Health.RETIRED)
 
 @dataclass(slots=True)
 class _Seen:
-    """The time attribution of one engine. Times are seconds of the controller's clock."""
+    """The time attribution of one engine. Times are seconds on the controller's clock."""
 
     category: GeneratorTime | None  # None while it is without work: the fleet knows for what
     since: float
@@ -58,8 +59,8 @@ class _Seen:
 class TimeAttribution:
     """Time accounts of the trainer and of the whole fleet, since their creation.
 
-    ``trainer_seconds`` sums to the time since then, and ``engine_seconds`` to that time summed over
-    all engines. The cost of a change does not depend on the number of engines.
+    ``trainer_seconds`` sums to the time since then, and ``engine_seconds`` to that time multiplied
+    by the number of engines. The cost of a change does not depend on the number of engines.
     """
 
     def __init__(self, clock: Callable[[], float], engines: Mapping[str, EngineRecord]) -> None:
@@ -86,7 +87,7 @@ class TimeAttribution:
     def trainer_waits(self, category: TrainerTime) -> None:
         """Set the category of the time in which no call to the trainer is open.
 
-        Until the first call of this method, the trainer counts as starting.
+        Before the first call of this method, the trainer counts as starting.
         """
         self._idle = category
         self._judge()
@@ -97,9 +98,9 @@ class TimeAttribution:
 
     @contextmanager
     def trainer_in(self, category: TrainerTime) -> Generator[None, None, None]:
-        """Count the block as this work of the trainer: one of ``_WORK``.
+        """Count the duration of the block as this kind of trainer work, one of ``_WORK``.
 
-        Blocks overlap. Time counts for the open category that is first in ``_WORK``.
+        Blocks may overlap. Time counts for the open category that is first in ``_WORK``.
         """
         self._blocks[category] += 1
         self._judge()
@@ -120,7 +121,7 @@ class TimeAttribution:
         }
 
     def _judge(self) -> None:
-        """Select the category. A starting trainer counts as starting, except during an incident."""
+        """Select the category. A trainer that starts counts as starting, except in an incident."""
         if self._idle is TrainerTime.STARTING and not self._blocks[TrainerTime.INCIDENT]:
             category = TrainerTime.STARTING
         else:
@@ -140,7 +141,7 @@ class TimeAttribution:
         self._enter(seen, _category(engine, seen))
 
     def engines_wait(self, category: GeneratorTime) -> None:
-        """Set, from now on, the wait category of engines that serve and have no groups out.
+        """Set the wait category, from now on, of engines that serve and have no groups out.
 
         The default is the gate. While a sync drains the fleet, it is weights.
         """
@@ -150,7 +151,7 @@ class TimeAttribution:
 
     @contextmanager
     def syncing(self, engine: EngineRecord) -> Generator[None, None, None]:
-        """Count the block as a weight sync of this engine, which may continue with its groups."""
+        """Count the block as a weight sync of this engine, even if it continues with its groups."""
         seen = self._seen.get(engine.name) or self._know(engine)
         self._settle(seen)
         seen.syncing = True
@@ -165,13 +166,13 @@ class TimeAttribution:
     def paused(self, pause_s: float) -> None:
         """Add the time that an engine reports to have paused for a weight sync.
 
-        Counts within ``syncing`` time with groups out. Without groups, all that time is sync
-        already.
+        The pause counts only in ``syncing`` time in which the engine has groups out. Without
+        groups, all of that time counts as sync anyway.
         """
         self._paused_s += pause_s
 
     def engine_seconds(self) -> dict[str, float]:
-        """Return the seconds of all engines together, by category."""
+        """Return the seconds by category, summed over all engines."""
         seconds = self._fleet.seconds()
         out_s = seconds.get(_OUT, 0.0)
         compute_s = min(out_s, self._engine_compute_s)
@@ -203,7 +204,7 @@ class TimeAttribution:
             seen.evaluation_s += spent_s
 
     def _attribute_report(self, seen: _Seen, busy_s: float) -> None:
-        """Attribute the decoding time since the last report, in part perhaps to an evaluation."""
+        """Divide the decoding time since the last report between training and evaluation."""
         known_s = seen.out_s + seen.evaluation_s
         share = seen.out_s / known_s if known_s else 1.0
         self._engine_compute_s += (busy_s - seen.busy_s) * share
@@ -220,7 +221,7 @@ class TimeAttribution:
     def lap(self) -> tuple[dict[str, float], dict[str, float]]:
         """Return the seconds of trainer and engines since the last call, or creation.
 
-        Time that no account attributes is OTHER. There is none unless an account is wrong.
+        Time that no account attributes is OTHER. There is no such time unless an account is wrong.
         """
         trainer = self._trainer_laps.take(self.trainer_seconds())
         engines = self._engine_laps.take(self.engine_seconds())
@@ -234,7 +235,7 @@ class TimeAttribution:
     def shares(self) -> tuple[dict[str, float], dict[str, float]]:
         """Return the shares of trainer and engines since the first served weights.
 
-        Each sums to 1.
+        Each of the two mappings sums to 1.
         """
         return serving_shares(self.trainer_seconds(), self.engine_seconds())
 
@@ -246,7 +247,7 @@ def _find_unattributed(seconds: Mapping[str, float], elapsed_s: float) -> dict[s
 
 
 def _category(engine: EngineRecord, seen: _Seen) -> GeneratorTime | None:
-    """Return the category of the engine's time, or None if it serves and is without work."""
+    """Return the category of the engine's time, or None if it serves and has no work."""
     if not seen.served:
         return GeneratorTime.STARTING
     if engine.health in _INCIDENTS:
@@ -278,24 +279,24 @@ _POINTS: Final[Mapping[type[events.AnyEvent], Failpoint]] = {
 class Observer:
     """Observes the events, waits and calls of a run. It decides nothing and changes no run state.
 
-    Times are of the event loop's clock. Without a trace and failpoints (``NoTrace``,
-    ``no_failpoints``) only the time accounts are kept.
+    Times are seconds on the event loop's clock. With ``NoTrace`` and ``no_failpoints``, it keeps
+    only the time accounts.
     """
 
     def __init__(self, ports: Ports, engines: Mapping[str, EngineRecord]) -> None:
-        """Create it on the event loop of the controller, with the engines to account for."""
+        """Create the observer of these engines, on the event loop of the controller."""
         self._clock = asyncio.get_running_loop().time
         self._trace = ports.trace
         self.reached = ports.failpoints
         self.times = TimeAttribution(self._clock, engines)
 
     def recorded(self, event: type[events.AnyEvent]) -> None:
-        """Observe that the ledger has recorded an event of this type."""
+        """Note that the ledger has recorded an event of this type."""
         if point := _POINTS.get(event):
             self.reached(point)
 
     def waited(self, pump: Pump, target: str, since_s: float) -> None:
-        """Observe the end of a pump's wait for a change."""
+        """Note the end of a pump's wait for a change."""
         self._trace.span(("pump", pump), target, since_s, self._clock())
 
     # --- the trainer -----------------------------------------------------------------------------
@@ -313,7 +314,7 @@ class Observer:
     def trainer_in(
         self, category: TrainerTime, point: Failpoint | None = None
     ) -> Generator[None, None, None]:
-        """Count the block as this work of the trainer. It begins at a failpoint."""
+        """Count the duration of the block as this kind of trainer work. Begin at a failpoint."""
         if point is not None:
             self.reached(point)
         with self.times.trainer_in(category):
@@ -321,7 +322,7 @@ class Observer:
 
     @contextmanager
     def trainer_call(self, waiter: str) -> Generator[None, None, None]:
-        """Observe a call of the trainer."""
+        """Trace the block as a call of the trainer."""
         since_s = self._clock()
         try:
             with self.times.trainer_in(TrainerTime.COMPUTE):
@@ -332,17 +333,17 @@ class Observer:
     # --- engines ---------------------------------------------------------------------------------
 
     def rolled_out(self, task: RolloutTask, name: str, outcome: str, since_s: float) -> None:
-        """Observe the end of a rollout of the group ``name``, which began at ``since_s``."""
+        """Note the end of a rollout of the group ``name`` that began at ``since_s``."""
         now, attempt = self._clock(), task.attempt
         self._trace.span(("group", name), outcome, since_s, now, attempt=attempt)
         self._trace.span(("engine", task.engine), name, since_s, now, attempt=attempt)
 
     def synced(self, ack: WeightsAck, since_s: float) -> None:
-        """Observe that an engine serves a release, after a transfer that began at ``since_s``."""
+        """Note that an engine serves a release, after a transfer that began at ``since_s``."""
         self.times.paused(ack.pause_s)
         name, pause_s = f"weights v{ack.version}", ack.pause_s
         self._trace.span(("engine", ack.engine), name, since_s, self._clock(), pause_s=pause_s)
 
     def engine_ended(self, engine: str, what: str, **facts: float) -> None:
-        """Observe that a process of an engine was lost, or that the engine was retired."""
+        """Note that a process of an engine was lost, or that the engine was retired."""
         self._trace.mark(("engine", engine), what, self._clock(), **facts)

@@ -29,7 +29,7 @@ _MAX_DOUBLINGS: Final = 64
 
 
 def backoff_s(limits: RolloutConfig, failures: int) -> float:
-    """Return the seconds to wait after so many failures (from 1), as ``wait`` of the module."""
+    """Return the seconds to wait after so many failures (from 1): the module's ``wait(k)``."""
     doublings = min(failures - 1, _MAX_DOUBLINGS)
     return min(limits.backoff_max_s, limits.backoff_s * math.pow(2, doublings))
 
@@ -37,9 +37,10 @@ def backoff_s(limits: RolloutConfig, failures: int) -> float:
 class OutageBreaker:
     """Recognises an outage of the environment: failures in a row, over all groups.
 
-    While it is open, one group at a time is tried, with growing waits. The first answered rollout
-    closes it. A failed trial does not show whether its prompt is at fault, so it costs no retry.
-    Otherwise an outage of one minute would cost each tried prompt a retry.
+    While the breaker is open, one group at a time is tried, with growing waits. The first answered
+    rollout closes the breaker. A failed trial does not show whether its prompt is at fault, so it
+    costs the prompt no retry. Otherwise an outage of one minute would cost each tried prompt a
+    retry.
     """
 
     def __init__(self, limits: RolloutConfig) -> None:
@@ -80,17 +81,18 @@ class OutageBreaker:
     ) -> bool:
         """Record a failure of the environment. Return whether it costs the prompt a retry.
 
-        It costs no retry if the breaker is open, for a trial or for a rollout dispatched before. It
-        costs no last retry if no rollout was answered since the failure before, or if this prompt
-        may be the first to see an outage: engines may have spent its other retries, and with few
-        groups in flight no other group may see the outage. In these cases the breaker opens at
-        once, and other groups are tried before that prompt is dropped.
+        While the breaker is open, no failure costs a retry: neither that of a trial nor that of a
+        rollout dispatched before. The last retry of a prompt is also spared if no rollout was
+        answered since the previous failure, or if this prompt may be the first to see an outage.
+        Engines may have spent its other retries, and if few groups are in flight, perhaps no other
+        group sees the outage. In these cases the breaker opens at once, and other groups are tried
+        before that prompt is dropped.
 
         Args:
             now: The event loop's time, in seconds.
             problem: Text of the failure, shown to people who wait.
-            spends_last_retry: Whether the prompt is dropped if this costs a retry.
-            is_first_suspect: Whether a single failure, of this prompt, may count as an outage.
+            spends_last_retry: Whether the prompt is dropped if this failure costs a retry.
+            is_first_suspect: Whether a single failure of this prompt may count as an outage.
         """
         was_open, self._problem = self.is_open, printable(problem, longest=_SHOWN)
         if was_open and not self._is_trying:
@@ -118,5 +120,5 @@ class OutageBreaker:
         return not self.is_open or (not self._is_trying and now >= self._not_before)
 
     def remaining_s(self, now: float) -> float:
-        """Return the seconds until the next trial, or 0 while it is closed."""
+        """Return the seconds until the next trial, or 0 while the breaker is closed."""
         return max(0.0, self._not_before - now) if self.is_open else 0.0

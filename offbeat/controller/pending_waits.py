@@ -25,7 +25,7 @@ class Pump(enum.StrEnum):
 
 
 class PendingWait(msgspec.Struct, eq=False):  # made for each call: a third of a dataclass's cost
-    """One wait in progress. Times are of the event loop's clock."""
+    """One wait in progress. Times are seconds on the event loop's clock."""
 
     waiter: str
     target: str
@@ -57,8 +57,8 @@ class PendingWait(msgspec.Struct, eq=False):  # made for each call: a third of a
 class PendingWaits:
     """The waits in progress, oldest first.
 
-    Calls with the same time to reply reach their deadlines in the order in which they began. So one
-    timer per such time is enough for any number of open calls.
+    Calls with the same time limit reach their deadlines in the order in which they began. So one
+    timer per time limit is enough for any number of open calls.
     """
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class PendingWaits:
         background: bool = False,
         engine: str = "",
     ) -> T:
-        """Await a reply of ``component`` under its name.
+        """Await a reply of ``component``. List the wait under the component's name.
 
         A ``background`` call, such as a periodic probe, is listed but is not a sign of progress.
 
@@ -126,7 +126,7 @@ class PendingWaits:
             due.pop(entry, None)
 
     def _end_late(self, deadline_s: float) -> None:
-        """End the late calls with this time to reply. Check again when the next one is due."""
+        """End the late calls with this time limit. Check again when the next one is due."""
         due, loop = self._due[deadline_s], asyncio.get_running_loop()
         while (first := next(iter(due), None)) is not None:
             if first.deadline > loop.time():
@@ -139,7 +139,7 @@ class PendingWaits:
     def give_up(self, engine: str, reason: str) -> None:
         """End the calls that need this engine with ``ActorLost``.
 
-        Ray reports the loss of a machine after a minute, and the cut of a network perhaps never.
+        Ray reports a lost machine after a minute, and a broken network connection perhaps never.
         """
         for entry in self._open:
             if entry.engine == engine:
@@ -148,7 +148,7 @@ class PendingWaits:
     async def local(
         self, waiter: str, *, target: str, until: Awaitable[T], pump: Pump | None = None
     ) -> T:
-        """Await a change of run state under a name. The watchdog reports it if it stalls."""
+        """Await a change of run state under a name. The watchdog reports a wait that stalls."""
         return await self._await_listed(waiter, target, _NEVER, until, pump)
 
     async def pause(self, waiter: str, *, target: str, for_s: float) -> None:
@@ -184,7 +184,7 @@ class PendingWaits:
     def oldest(self, component: Component | None = None) -> str:
         """Describe the longest wait for another party in a few words, or return "" without one.
 
-        ``component``: consider only waits for a reply of this component.
+        With ``component``, consider only waits for a reply of this component.
         """
         remote = (entry for entry in self._open if entry.deadline != _NEVER)
         wanted = (entry for entry in remote if component in (None, entry.component))
@@ -222,6 +222,6 @@ class PendingWaits:
 
 
 def is_cancelled() -> bool:
-    """Return whether the running task was cancelled, however its call reacted."""
+    """Return whether the running task was cancelled, no matter how its call reacted."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0

@@ -2,11 +2,11 @@
 
 In production these are Ray actors behind thin adapters. In tests and in the simulator they are
 fakes on a virtual clock. An implementation of a port raises the classes of
-``offbeat.messages.failures``. ``ActorLost``: a process is gone. ``RolloutFailed``,
-``TrainStepFailed``, ``WeightSyncFailed``: work failed in a living process. ``UnfitGroup``: a
-trainer cannot read a group. ``PayloadLost``, ``ReleaseLost``: data died with the machine that held
-it, while the callee is healthy. Any other error is a bug and
-ends the run.
+``offbeat.messages.failures``. ``ActorLost`` means that a process is gone. ``RolloutFailed``,
+``TrainStepFailed`` and ``WeightSyncFailed`` mean that work failed in a living process.
+``UnfitGroup`` means that a trainer cannot read a group. ``PayloadLost`` and ``ReleaseLost`` mean
+that data died with the machine that held it, while the callee is healthy. Any other error is a bug
+and ends the run.
 """
 
 from collections.abc import Callable, Mapping
@@ -56,7 +56,7 @@ class Rollouts(Protocol):
         Cancelling the call cancels the work on the other side.
 
         Raises:
-            RolloutFailed: The rollout failed. ``kind`` tells whether a retry may help.
+            RolloutFailed: The rollout failed. Its ``kind`` tells whether a retry may help.
             ActorLost: The worker that had the group is gone.
         """
         ...
@@ -70,7 +70,7 @@ class Rollouts(Protocol):
 
 
 class ReportingRollouts(Rollouts, Protocol):
-    """Environment workers that also report about their processes, on the controller's loop."""
+    """Environment workers that also report on their processes, on the controller's event loop."""
 
     def report_joined(self, on_joined: OnJoined) -> None:
         """Set the callback for the first reply of each worker process."""
@@ -86,7 +86,7 @@ class ReportingRollouts(Rollouts, Protocol):
 
 
 class Generator(Protocol):
-    """One inference engine: its weights and health. Its name outlives its processes."""
+    """One inference engine: its weights and health. The name outlives the engine's processes."""
 
     @property
     def name(self) -> str:
@@ -94,7 +94,7 @@ class Generator(Protocol):
         ...
 
     async def state(self, fence: Fence) -> EngineState:
-        """Return the served version, the load and the incarnation. Changes nothing.
+        """Return the served version, the load and the incarnation. Change nothing.
 
         Raises:
             ActorLost: The process is gone or not up yet.
@@ -111,7 +111,7 @@ class Generator(Protocol):
         Raises:
             BaseRefused: The release has a delta, and the engine does not serve its base.
             WeightSyncFailed: The engine could not load the release.
-            CanaryFailed: It loaded the release, but its log-probabilities differ from the
+            CanaryFailed: The engine loaded the release, but its log-probabilities differ from the
                 trainer's.
             ReleaseLost: The release died with the machine that held it. The engine is healthy.
             ActorLost: The process is gone.
@@ -120,11 +120,11 @@ class Generator(Protocol):
         ...
 
     async def restart(self) -> None:
-        """Kill the process. Its owner starts a new one. Returns without waiting for that."""
+        """Kill the process and return at once. The process's owner starts a new one."""
         ...
 
     async def retire(self) -> None:
-        """Kill the process for good. Returns without waiting for that. ``close`` may follow."""
+        """Kill the process for good and return at once. ``close`` may follow."""
         ...
 
     async def close(self) -> None:
@@ -138,13 +138,14 @@ class Generator(Protocol):
 class Trainer(Protocol):
     """All trainer ranks, seen as one. Calls of a step are served in the order they are made.
 
-    Every call but ``restart`` and ``close`` raises ``ActorLost`` if a rank is gone or has lost the
-    others, and ``StaleFence`` for a fence below one that the ranks have seen. A call of a step with
-    a key that was answered before returns the same answer again and does nothing.
+    Every call except ``restart`` and ``close`` raises ``ActorLost`` if a rank is gone or has lost
+    contact with the others. It raises ``StaleFence`` if the ranks have seen a higher fence. If a
+    call of a step repeats a key that was answered before, it does nothing and returns the same
+    answer.
     """
 
     async def state(self, fence: Fence) -> TrainerState:
-        """Return the version held, the last applied step and attempt, and the incarnation.
+        """Return the ranks' version, their last applied step and attempt, and their incarnation.
 
         Raises:
             ActorLost: The ranks are gone or not up yet.
@@ -155,7 +156,7 @@ class Trainer(Protocol):
     async def prepare_logprobs(self, fence: Fence, chunk: Chunk, loss: LossSpec) -> PreparedColumns:
         """Compute the logprob columns that ``loss`` needs, for each group of the chunk.
 
-        Uses the weights of the present version. No step has to be open.
+        Uses the weights of the present version. It works whether or not a step is open.
 
         Raises:
             TrainStepFailed: A living rank could not compute them.
@@ -169,7 +170,7 @@ class Trainer(Protocol):
 
         Raises:
             StepAlreadyOpen: Another step is open.
-            StepOutOfOrder: The ranks do not hold the version before this step.
+            StepOutOfOrder: The ranks do not hold the version that precedes this step.
             TrainStepFailed: A living rank could not begin.
         """
         ...
@@ -186,13 +187,14 @@ class Trainer(Protocol):
         ...
 
     async def finish_train_step(self, fence: Fence, key: StepKey) -> StepResult:
-        """Apply the open step's gradient once and close the step, on all ranks or on none.
+        """Apply the open step's gradient once and close the step, on all ranks or on no rank.
 
-        The answer tells whether it was applied. If not, the weights are as before the step.
+        The answer tells whether the gradient was applied. If not, the weights are the same as
+        before the step.
 
         Raises:
             StepOutOfOrder: The key is not the next one of the open step, or an earlier call failed.
-            TrainStepFailed: A rank failed. It is unknown whether other ranks have stepped.
+            TrainStepFailed: A rank failed. It is unknown whether other ranks have applied the step.
         """
         ...
 
@@ -202,7 +204,8 @@ class Trainer(Protocol):
         Without an open step the call has no effect.
 
         Raises:
-            TrainStepFailed: A living rank could not abort. Its state of the step is unknown.
+            TrainStepFailed: A living rank could not abort. It is unknown what it still holds of the
+                step.
         """
         ...
 
@@ -224,9 +227,9 @@ class Trainer(Protocol):
         ...
 
     async def save_checkpoint(self, fence: Fence, version: int) -> Checkpoint:
-        """Write everything ``restore`` needs of this version to disk, completely or not at all.
+        """Save this version so that ``restore`` can load it, completely or not at all.
 
-        The answer comes once it is complete and durable. No step is open.
+        Returns once the checkpoint is complete and durable. No step may be open.
 
         Raises:
             CheckpointFailed: It could not be written. Earlier checkpoints remain complete.
@@ -245,7 +248,7 @@ class Trainer(Protocol):
         ...
 
     async def restart(self) -> None:
-        """Kill all ranks. Their owner starts new ones. Returns without waiting for that."""
+        """Kill all ranks and return at once. The ranks' owner starts new ones."""
         ...
 
     async def close(self) -> None:
@@ -265,7 +268,7 @@ class Journal(Protocol):
         ...
 
     def append(self, event: Event) -> None:
-        """Queue an event. Never blocks the loop. Raises nothing for a slow or failed disk."""
+        """Queue an event. Never blocks the event loop, nor raises if the disk is slow or failed."""
         ...
 
     async def barrier(self) -> None:
@@ -299,7 +302,7 @@ class TelemetryPort(Protocol):
     ) -> None:
         """Emit the metrics of a step, under names of the metric table.
 
-        ``samples`` computes its samples. It is called only if a tracker shows them.
+        ``samples`` computes the samples of the step. It is called only if a tracker shows samples.
         """
         ...
 
@@ -308,7 +311,7 @@ class Trace(Protocol):
     """Receives the run's timeline. Never blocks, never raises.
 
     A lane is ``(kind, name)``: a pump, an engine, a trainer rank, or a prompt group. Times are
-    seconds of the event loop's clock. Spans of one lane may overlap.
+    seconds on the event loop's clock. Spans of one lane may overlap.
     """
 
     def span(
@@ -328,12 +331,13 @@ class Payloads(Protocol):
     def readable(self, receipt: Receipt) -> object | None:
         """Return a handle of the payload of this receipt, or None if it is lost.
 
-        Prompt index and attempt do not identify it, because a dispatch lost in a crash is repeated.
+        Prompt index and attempt do not identify a payload, because a dispatch that was lost in a
+        crash is repeated with the same numbers.
         """
         ...
 
     async def lost(self, payloads: Mapping[int, tuple[Any, ...]]) -> set[int]:
-        """Return the prompt indices of the given groups whose payload is known to be lost."""
+        """Return the prompt indices of those given groups whose payload is known to be lost."""
         ...
 
 
@@ -347,7 +351,7 @@ class NoTrace:
 
 
 class NoPayloads:
-    """Stand-in without a spool: no payload survives its owner."""
+    """Stand-in for runs without a spool: no payload survives its owner."""
 
     def readable(self, receipt: Receipt) -> object | None:
         del receipt
@@ -382,7 +386,7 @@ class NoEvaluationLog:
 
 
 def no_cpu_clock() -> float:
-    """Stand-in if nobody reads the CPU time of the process."""
+    """Return 0. This is the clock if nobody reads the CPU time of the process."""
     return 0.0
 
 
@@ -400,7 +404,7 @@ class Ports:
     payloads: Payloads
     failpoints: Failpoints = no_failpoints
     cpu_s: Callable[[], float] = no_cpu_clock
-    """CPU seconds of the controller's own process since its start."""
+    """Returns the CPU seconds of the controller's own process since its start."""
     evaluation: Mapping[str, Prompts] = field(default_factory=dict[str, Prompts])
     """Prompts that are scored, never trained, by the name of their set."""
     scores: EvaluationLog = field(default_factory=NoEvaluationLog)

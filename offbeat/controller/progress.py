@@ -32,7 +32,7 @@ from offbeat.telemetry.time_accounting import (
 )
 
 SAMPLE_SIZE: Final = 4096
-"""Values kept of a stream. The rank of their median is off by less than 2.5 % (three sigma)."""
+"""Values kept from a stream. Their median's rank is off by less than 2.5 % (three sigma)."""
 
 
 class Reservoir:
@@ -65,7 +65,7 @@ class Reservoir:
 
 
 class Progress:
-    """Computes figures from the state and the measures of each step. It decides nothing."""
+    """Computes figures from the state and the measurements of each step. It decides nothing."""
 
     def __init__(self, state: RunState, clock: Callable[[], float]) -> None:
         self._state, self._clock = state, clock
@@ -152,7 +152,7 @@ class Progress:
         )
 
     def _waiting_for(self) -> str:
-        """Describe the run's wait. A train pump without engines waits for an engine's start."""
+        """Describe what the run waits for. If no engine serves, that is the start of an engine."""
         state = self._state
         train = state.waits.describe_wait(Pump.TRAIN)
         if train and not state.fleet.is_serving:
@@ -165,10 +165,10 @@ class Progress:
         outcome: Literal["finished", "aborted", "failed"],
         error: str | None,
     ) -> Summary:
-        """Return the run's summary at any kind of end.
+        """Return the run's summary, however the run ended.
 
-        It combines the sums of the events with loss, syncs and failed evaluations, which no event
-        has.
+        It combines sums over the events with loss, syncs and failed evaluations, which no event
+        contains.
         """
         state, ledger = self._state, self._state.ledger
         rest = state.observer.times.lap()  # since the last step
@@ -232,7 +232,7 @@ class Progress:
         return self._wall_before_s + self._now() - self._started_at
 
     def _serving_s(self) -> float:
-        """Return the time in which an incarnation has served weights."""
+        """Return the time in which engines have served weights, over all incarnations."""
         since = self._state.lifecycle.running_since
         return self._serving_before_s + (0.0 if since is None else self._now() - since)
 

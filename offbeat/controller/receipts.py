@@ -14,7 +14,7 @@ def refusal(  # noqa: C901, PLR0911, PLR0912 - one return per reason
     Args:
         receipt: Receipt of the producer.
         task: The rollout that was requested.
-        oldest_version: Version that its engine had acked at dispatch. No token can be older.
+        oldest_version: Version that the engine had acked at dispatch. No token can be older.
         trainer_version: Current version. No token can be newer.
     """
     if (receipt.prompt_index, receipt.attempt) != (task.prompt_index, task.attempt):

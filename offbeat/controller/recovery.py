@@ -1,4 +1,4 @@
-"""Recovers a controller at its start, after a former controller's death, and after a rewind.
+"""Brings a controller to a consistent state: at the start, after a crash, or for a rewind.
 
 The journal records intents and results, and the trainer reports its version. So the trainer decides
 whether an intended step was applied. The controller never guesses.
@@ -26,7 +26,7 @@ from offbeat.messages.fixed_times import READ_JOURNAL_S
 from offbeat.messages.training import TrainerState
 
 GROUPS_PER_TURN: Final = 4000
-"""Groups returned between two turns of the event loop, which needs some 20 ms."""
+"""Groups returned between two turns of the event loop: some 20 ms of work."""
 log = structlog.stdlib.get_logger()
 _SEARCH_S: Final = 30.0  # a local lookup in this machine's object store
 
@@ -59,14 +59,14 @@ class Recovery:
         self._rollouts, self._payloads = rollouts, payloads
         self._sampling = sampling_identity(state.config)
         self._read_again = set[tuple[int, int]]()
-        """Prompt index and attempt of ready groups whose columns were lost and read again."""
+        """Prompt index and attempt of ready groups whose columns were lost once and read again."""
 
     async def start(self) -> None:
         """Start a run: from nothing, or from the journal of former controllers.
 
         Raises:
             TrainerAhead: The trainer has applied a step that the journal does not contain.
-            TrainerLost: The trainer was lost meanwhile. Call ``rewind``.
+            TrainerLost: The trainer was lost meanwhile. The caller must call ``rewind``.
         """
         state, ledger = self._state, self._state.ledger
         found = ledger.counts()
@@ -92,8 +92,8 @@ class Recovery:
     async def rewind(self, reason: str, *, taking_over: bool = False) -> None:
         """Restore the trainer, and return everything else to the restored version.
 
-        If the run stopped at its last checkpoint, nothing is lost. The trainer has the weights of
-        the current version, and no rewind is recorded.
+        If the restored checkpoint has the current version, nothing is lost and no rewind is
+        recorded.
 
         Raises:
             OtherWeights: The restored checkpoint is intact, but was not written by this run.
@@ -152,17 +152,17 @@ class Recovery:
         return groups
 
     async def _again(self, prompt_indices: Sequence[int]) -> None:
-        """Dispatch these groups again. Other tasks run between parts."""
+        """Dispatch these groups again, part by part, so that other tasks run in between."""
         for begin in range(0, len(prompt_indices), self._groups_per_turn):
             for prompt_index in prompt_indices[begin : begin + self._groups_per_turn]:
                 self._rollouts.again(prompt_index)
             await asyncio.sleep(0)
 
     async def payloads_lost(self, failure: PayloadLost) -> None:
-        """Replace the columns of ready groups that were lost with a machine. No step is open.
+        """Replace columns of ready groups that were lost with a machine. No step may be open.
 
-        A loss rarely affects a single payload, so all are checked. If columns are read again and
-        then lost again, their group is rolled out again.
+        A loss rarely affects a single payload, so all payloads are checked. Lost columns are read
+        again from a stored copy. If they are lost a second time, the group is rolled out again.
         """
         state, ledger = self._state, self._state.ledger
         lost = set(failure.prompt_indices) | await self._also_lost()
@@ -210,7 +210,7 @@ class Recovery:
     # --- after a former controller ---------------------------------------------------------------
 
     async def _sort_out_step(self, answer: TrainerState) -> None:
-        """Resolve the step that a former controller had open: as applied or undone."""
+        """Record the step that a former controller left open as applied, or undo it."""
         state, ledger = self._state, self._state.ledger
         intent = ledger.intent
         if answer.version > ledger.trainer_version:
@@ -235,8 +235,8 @@ class Recovery:
     def _take_payloads(self) -> list[int]:
         """Reference the payloads of ready groups. Return the groups without a payload.
 
-        Groups sampled with different settings than the run's are rolled out again, because the
-        recipe of a resumed run may have changed.
+        Groups that were sampled with different settings are rolled out again, because the recipe of
+        a resumed run may have changed.
         """
         state, ledger = self._state, self._state.ledger
         lost, other = list[int](), list[int]()

@@ -37,12 +37,12 @@ _RETURNS: Final = {
 
 
 class RetryPolicy:
-    """Decides about failed rollouts, records the decision in the ledger, and returns when to retry.
+    """Decides about failed rollouts, records each decision in the ledger, and says when to retry.
 
-    After an infrastructure failure, another engine may succeed. Each group and the run have a
-    budget, and waits grow exponentially with jitter. A group without retries left is dropped,
-    within another budget. After a data failure, the prompt itself is at fault. After a few attempts
-    it is dropped and, by policy, replaced. A bug ends the run.
+    After an infrastructure failure, another engine may succeed. Each group has a budget of retries,
+    and so has the run. Waits grow exponentially, with jitter. A group without retries left is
+    dropped, which another budget limits. After a data failure, the prompt itself is at fault. After
+    a few attempts it is dropped and, by policy, replaced. A bug ends the run.
     """
 
     def __init__(self, state: RunState, rng: random.Random) -> None:
@@ -50,7 +50,7 @@ class RetryPolicy:
         self.outage = state.outage
         self._failures_in_row = 0
         self._counted_with = set[tuple[int, int]]()
-        """Prompt index and attempt of the groups that were in flight at the last count."""
+        """Prompt index and attempt of the groups in flight when a failure was last counted."""
 
     def answered(self, task: RolloutTask, incarnation: str) -> None:
         """Record that a rollout of this engine incarnation was completed."""
@@ -59,7 +59,7 @@ class RetryPolicy:
         self._state.fleet.request_answered(task.engine, incarnation)
 
     def after(self, task: RolloutTask, failure: Failure, incarnation: str) -> float | None:
-        """Return the seconds until the group may be dispatched again, or None if it was dropped.
+        """Return the seconds until the group may be dispatched again, or drop it and return None.
 
         Args:
             task: The rollout that was requested.
@@ -112,7 +112,8 @@ class RetryPolicy:
     def _may_see_outage_first(self, task: RolloutTask) -> bool:
         """Return whether one failure of this group may count as an outage.
 
-        Bounded, so that a prompt with an environment that never works is dropped in the end.
+        The number of such failures is limited. So a prompt whose environment never works is dropped
+        in the end.
         """
         returns = self._state.ledger.groups[task.prompt_index].returns
         return returns.get(ReturnKind.OUTAGE, 0) < self._state.config.rollout.outage_failures
@@ -128,7 +129,7 @@ class RetryPolicy:
     def after_loss(self, prompt_index: int, lost: PayloadLost) -> bool:
         """Readmit a ready group with lost columns, or drop it. Return False if dropped.
 
-        A machine failed, so the failure counts against no engine.
+        The cause is a failed machine, so the failure counts against no engine.
 
         Raises:
             BudgetSpent: This group has failed more often than the recipe allows.
@@ -148,7 +149,7 @@ class RetryPolicy:
             ) from failure
 
     def _check_trials(self, kind: FailureKind, failure: Failure) -> None:
-        """Raise once an environment that raises has failed as many trials as its budget allows.
+        """Raise if an environment that raises errors has failed more trials than the budget allows.
 
         Trials of an environment that reports an outage count as failures in a row instead.
         """
@@ -171,7 +172,7 @@ class RetryPolicy:
     def _check_infrastructure_drops(self, group: GroupRecord, failure: Failure) -> None:
         """Check the budget of dropped prompts.
 
-        One prompt may hang or kill every engine that gets it.
+        The budget ends a run in which one prompt hangs or kills every engine that gets it.
         """
         limits = self._state.config.rollout
         budget = limits.infrastructure_drop_budget
@@ -221,9 +222,9 @@ class RetryPolicy:
     def _blame(self, task: RolloutTask, failure: Failure, incarnation: str) -> None:
         """Count the failure against the engine, unless another party is at fault.
 
-        Each failure is a strike, for any reason, because a live process that fails every request
-        may still answer all probes. If a worker reported nothing within the deadline, the engine
-        may or may not be at fault, so it is probed.
+        Each failure is a strike, whatever its reason, because a live process that fails every
+        request may still answer all probes. If a worker reported nothing within the deadline, it is
+        unknown whether the engine is at fault, so the engine is probed.
         """
         fleet = self._state.fleet
         if isinstance(failure, RolloutFailed) and failure.source is Component.ENGINE:
@@ -235,7 +236,7 @@ class RetryPolicy:
             fleet.suspect(task.engine)
 
     def _count(self, task: RolloutTask) -> None:
-        """Count one more failure in a row, unless its cause was counted already.
+        """Count one more failure in a row, unless this cause was counted already.
 
         A process that dies fails all of its groups at once.
         """
@@ -258,10 +259,10 @@ class RetryPolicy:
         log.warning("group.dropped", group=group_id(group.prompt_index), reason=detail)
 
     def _find_short_step(self, group: GroupRecord) -> int:
-        """Return the step that is one group short without this one.
+        """Return the step that has one group less without this group.
 
-        A group bound to no step shortens the last step that groups admitted now would reach in
-        time. If an earlier step lost a place, another group could grow too old.
+        A group that is bound to no step shortens the last step that groups admitted now would reach
+        in time. If an earlier step lost a place instead, another group could become too old.
         """
         state = self._state
         if group.target_step is not None:
@@ -271,7 +272,7 @@ class RetryPolicy:
         return min(max(state.step, in_time), state.config.steps)
 
     def _may_shrink(self, step: int) -> bool:
-        """Return whether the step may have one group less. Otherwise a new prompt replaces it."""
+        """Return whether the step may have one group less, so that no new prompt is needed."""
         state, limits = self._state, self._state.config.rollout
         if limits.on_dropped_prompt != "shrink":
             return False

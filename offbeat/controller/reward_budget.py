@@ -10,10 +10,11 @@ log = structlog.stdlib.get_logger()
 
 
 class RewardBudget:
-    """Checks whether the budget covers one more group or evaluation. Open work counts in full.
+    """Checks whether the budget covers one more group or evaluation.
 
-    The calls of the next due evaluation are reserved. Training ends while that evaluation can still
-    be scored, and an evaluation uses no calls that open groups may need.
+    Open work counts with all calls that it may still make. The calls of the next due evaluation are
+    reserved, so training ends while that evaluation can still be scored. An evaluation uses no
+    calls that open groups may need.
     """
 
     def __init__(self, state: RunState) -> None:
@@ -22,7 +23,7 @@ class RewardBudget:
         self._per_evaluation = max_evaluation_calls(state.config)
 
     def metrics(self) -> dict[str, float]:
-        """Return the calls so far, if functions are counted, and the calls left, if bounded."""
+        """Return the calls so far, if they are counted, and the calls left, if they are limited."""
         if not self._per_group:
             return {}
         calls = self._state.costs.reward_calls
@@ -44,7 +45,7 @@ class RewardBudget:
 
     @property
     def is_settled(self) -> bool:
-        """Return whether the answer is final, because no open work may leave calls unused."""
+        """Return whether the answer is final: no open work could still leave calls unused."""
         return self.covers_next_group or not (
             self._state.ledger.in_flight or self._open_evaluations
         )
@@ -80,7 +81,7 @@ class RewardBudget:
 
     @property
     def _is_one_ahead(self) -> bool:
-        """Return whether a later step of the run is scored."""
+        """Return whether an evaluation is due at a later step of the run."""
         config, version = self._state.config, self._state.ledger.trainer_version
         interval = config.eval.interval
         return bool(self._per_evaluation and interval) and (

@@ -1,17 +1,17 @@
-"""Rollout pump: keeps as many prompt groups in flight as may still be trained in time.
+"""Rollout pump: keeps as many prompt groups in flight as can still be trained in time.
 
-A prompt is drawn only once admitted. A failed rollout never becomes a reward. It is retried, or
-dropped with a reason, or it ends the run.
+A prompt is drawn only when it is admitted. A failed rollout never becomes a reward. It is retried,
+or dropped with a reason, or it ends the run.
 
-Room of the buffer for one more group, and for a step whose groups are trained first.
+Two rules keep room in the buffer: for one more group, and for a complete step.
 
-A group has room if, with it and ``w`` others that go before it, both bounds hold::
+A group has room if both bounds hold with this group and ``w`` others that go before it::
 
     n + w + 1 <= C                     groups
     b + (f + w + 1) * m <= B           bytes
 
     C, B   ``buffer.capacity_groups``, and ``buffer.capacity_mib`` in bytes
-    n      groups in flight, ready or in training: all in the ledger but the admitted
+    n      groups in flight, ready or in training: all groups in the ledger except admitted ones
     b      bytes of the columns that the queue holds
     f      groups in flight, each of which may still grow to ``m`` bytes, the largest group
     w      admitted groups that are trained before this one and need room first
@@ -81,7 +81,7 @@ class BufferBounds(NamedTuple):
         return state.queue.bytes_held + promised <= self.capacity_bytes
 
     def groups_without_room(self, state: RunState) -> list[int]:
-        """Return groups of later steps that do not fit next to a whole step of maximum-size groups.
+        """Return groups of later steps that do not fit next to a full step of maximum-size groups.
 
         The groups of the last step come first.
         """
@@ -110,7 +110,7 @@ class BufferBounds(NamedTuple):
 
 log = structlog.stdlib.get_logger()
 _REPORT_S: Final = 5.0
-"""Seconds for the worker to report a rollout past its deadline, with the cause of its wait."""
+"""Extra seconds for a worker to report that a rollout is late, and what it waited for."""
 
 
 class _Again(enum.Enum):
@@ -162,7 +162,7 @@ class RolloutPump:
         self._drops_evicted = isinstance(sampler, WindowedConfig) and sampler.on_evicted == "drop"
 
     async def run(self) -> NoReturn:
-        """Admit, dispatch and commit groups forever. The end of the prompts ends only admission."""
+        """Admit, dispatch and commit groups forever. At the end of the prompts, stop admission."""
         state = self._state
         async with asyncio.TaskGroup() as rollouts:
             while True:
@@ -201,7 +201,7 @@ class RolloutPump:
         return has_slot and self._retries.outage.may_dispatch(self._clock())
 
     def _turn(self) -> _Turn | None:
-        """Return the next group in turn that has room, or else the next trial in an outage.
+        """Return the next group in turn if it has room, or else the next trial in an outage.
 
         Groups of the step in progress go first, then a fresh prompt for that step. Groups of later
         steps leave room for groups of earlier steps, which the step in progress may need.
@@ -235,7 +235,7 @@ class RolloutPump:
         return state.sampler.admit(state.view)
 
     def _dispatch_one(self, turn: _Turn, rollouts: asyncio.TaskGroup) -> None:
-        """Dispatch the group whose turn it is, unless the prompts are at their end."""
+        """Dispatch the group whose turn it is, unless it needs a new prompt and there is none."""
         state = self._state
         match turn:
             case Admission():
@@ -262,12 +262,12 @@ class RolloutPump:
         self._running[prompt_index] = _Running(running, engine.name, engine.incarnation)
 
     def _find_failed_engine(self, prompt_index: int) -> str:
-        """Return the engine of the group's last attempt if that failed by the infrastructure."""
+        """Return the engine of the group's last attempt if an infrastructure failure ended it."""
         group = self._state.ledger.groups[prompt_index]
         return group.engine if ReturnKind.INFRASTRUCTURE in group.returns else ""
 
     def _draw(self, admission: Admission) -> Prompt | None:
-        """Admit the next prompt, and return None at the end of the prompts."""
+        """Admit the next prompt and return it, or None at the end of the prompts."""
         state = self._state
         prompt = self._prompts.prompt(state.ledger.totals.drawn)
         if prompt is None:
@@ -366,7 +366,7 @@ class RolloutPump:
             self._evict()
 
     async def _handle_failure(self, task: RolloutTask, failure: Failure, incarnation: str) -> None:
-        """Retry at once, retry after a back-off, or drop. The policy may also end the run."""
+        """Retry the group, now or after a back-off, or drop it. The policy may also end the run."""
         state = self._state
         wait_s = self._retries.after(task, failure, incarnation)
         if wait_s is None:
@@ -403,8 +403,9 @@ class RolloutPump:
     def make_room(self) -> None:
         """Return groups of later steps until a whole step fits the buffer next to the rest.
 
-        Called after groups of the step in progress have lost their columns. Each of them needs room
-        for a maximum-size group when rolled out again. Later steps would block that room forever.
+        Called after groups of the step in progress have lost their columns. When rolled out again,
+        each of them needs room for a maximum-size group. Groups of later steps could block that
+        room forever.
         """
         state = self._state
         for prompt_index in self._buffer.groups_without_room(state):
@@ -452,7 +453,7 @@ class RolloutPump:
             self.again(prompt_index)
 
     def _drop_in_flight(self, prompt_indices: Iterable[int]) -> None:
-        """Cancel these groups in flight and drop their prompts, because the recipe says so."""
+        """Cancel these groups in flight and drop their prompts, as the recipe asks."""
         for prompt_index in prompt_indices:
             self._stop(prompt_index)
             self._state.ledger.drop(prompt_index, DropReason.STALE)
@@ -468,5 +469,5 @@ class RolloutPump:
 
 
 def group_seed(seed: int, prompt_index: int) -> int:
-    """Return the seed of a group: every attempt draws the same samples."""
+    """Return the seed of a group, the same for every attempt."""
     return (seed * 0x9E3779B97F4A7C15 + prompt_index * 0xD1B54A32D192ED03) % 2**63

@@ -2,8 +2,8 @@
 
 The journal, its readers and the running controller use the same code. So a figure is computed the
 same way for a snapshot, a page, ``status.json`` and ``summary.json``. The journal writes the sums
-next to each snapshot. A reader of a run of millions of groups then reads some kilobytes per
-snapshot instead of the megabytes of records. Pure: no I/O, no clock.
+next to each snapshot. So even for millions of groups, a reader of the run reads some kilobytes per
+snapshot instead of megabytes of records. Pure: no I/O, no clock.
 """
 
 import math
@@ -52,7 +52,7 @@ from offbeat.telemetry.summary import GroupCounts, Summary
 from offbeat.telemetry.time_accounting import GeneratorTime, TrainerTime
 
 QUIET_S: Final = 1.0
-"""Shorter times without any record are never a quiet spell."""
+"""Shorter times without any record never count as a quiet spell."""
 
 _QUIET_SPELLS: Final = 100  # the longest quiet spells kept of each part
 _StepRow = tuple[tuple[float, ...], tuple[tuple[int, int], ...]]
@@ -61,7 +61,7 @@ _SYNC: Final = "sync"
 
 
 class RunStats:
-    """Adds up each record once: over the whole run, and over the part since the last snapshot."""
+    """Adds each record to the sums over the run and the sums since the last snapshot."""
 
     def __init__(
         self, totals: RunTotals | None = None, carried: CarriedState | None = None
@@ -366,10 +366,10 @@ def summarize(
     outcome: Literal["finished", "aborted", "failed"],
     error: str | None,
 ) -> Summary:
-    """Return the summary of a run's events. No event has losses and sync times.
+    """Return the summary of a run's events, without losses and sync times.
 
-    ``summary.json`` and the end table are made of it. So are a run's page, and the summary of a run
-    that lost its controller.
+    ``summary.json`` and the end table are made from it. So are a run's page, and the summary of a
+    run that lost its controller.
     """
     staleness, costs = table.steps.staleness, totals.tally
     trainer, engines = costs.shares()

@@ -10,10 +10,10 @@ T = TypeVar("T")
 class Signal:
     """A condition without a lock.
 
-    ``wait_for`` returns without suspending once ``predicate`` holds. So it still holds for the
-    caller until the caller awaits. After any number of ``notify`` calls in one turn of the event
-    loop, each predicate is checked once, and only waiters with a true predicate are
-    woken. A change costs a few calls, not a task switch per waiter.
+    Once ``predicate`` holds, ``wait_for`` returns without suspending. So the predicate still holds
+    when the caller continues, until the caller awaits. After any number of ``notify`` calls in one
+    turn of the event loop, each predicate is checked once, and only waiters with a true predicate
+    are woken. A change costs a few calls, not a task switch per waiter.
     """
 
     def __init__(self) -> None:
@@ -21,9 +21,9 @@ class Signal:
         self._look_is_due = False
 
     async def wait_for(self, predicate: Callable[[], T | None]) -> T:
-        """Wait until ``predicate`` holds. Return its value, at once if it holds now.
+        """Wait until the value of ``predicate`` is true, then return this value.
 
-        It holds if its value is true. Its exceptions are raised here.
+        Returns at once if the value is true now. Exceptions of the predicate are raised here.
         """
         while not (value := predicate()):
             waiter = asyncio.get_running_loop().create_future()
@@ -37,7 +37,7 @@ class Signal:
     def notify(self) -> bool:
         """Have every waiter check its predicate again. Return False if that was due already.
 
-        Call it after the change, from the event loop.
+        The caller must call this after the change, from the event loop.
         """
         if self._look_is_due:
             return False

@@ -13,7 +13,7 @@ _ATTEMPTS: Final = 5  # calls within the start deadline, while none of them is a
 
 
 async def first_answer(call: Callable[[], Awaitable[T]], start_deadline_s: float) -> T:
-    """Return the first reply to ``call``, which is repeated because a call or reply may get lost.
+    """Return the first reply to ``call``. Repeat the call, because a call or reply may get lost.
 
     A call without a reply may only be slow, so it stays open. The first reply to any call counts.
     The caller bounds the total time.

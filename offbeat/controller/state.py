@@ -44,11 +44,11 @@ from offbeat.telemetry.status_file import IncidentLine
 from offbeat.transfer_queue.index import QueueIndex
 
 _MAX_PROCESSES: Final = 8192
-"""Worker processes remembered. More than live at once, because each restart adds one."""
+"""Worker processes remembered: more than live at once, because each restart adds one."""
 
 
 class CpuSeconds:
-    """CPU seconds of controller, workers and engines since the last step. Pure but for the clock.
+    """CPU seconds of controller, workers and engines since the last step. Pure but for its clock.
 
     Every process reports a sum since its own start. So a report that is lost, late or repeated
     changes no total.
@@ -77,7 +77,7 @@ class CpuSeconds:
     def lap(self, engines: Iterable[EngineRecord]) -> dict[str, float]:
         """Return metrics of the seconds since the last call, or nothing at the first call.
 
-        The seconds before it belong to the start of the processes, not to a step.
+        The seconds before the first call belong to the start of the processes, not to a step.
         """
         totals = {
             "cpu/controller_s": self._own(),
@@ -91,7 +91,7 @@ class CpuSeconds:
 
 
 class Operator:
-    """The operator's commands, oldest first, and the state that executed commands have set.
+    """The operator's commands, oldest first, and the state set by those already executed.
 
     Every change notifies the waiting tasks.
     """
@@ -147,8 +147,8 @@ class Operator:
 class ObservableState:
     """State that notifies the waiting tasks of every assignment.
 
-    So a pump cannot forget to notify. All assignments of one turn of the event loop make
-    the waiting tasks check once.
+    So a pump cannot forget to notify. All assignments within one turn of the event loop make the
+    waiting tasks check once.
     """
 
     _changed: Callable[[], None]
@@ -169,7 +169,7 @@ class PromptSupply(ObservableState):
 
 
 class TrainerStatus(ObservableState):
-    """Calls of the trainer in progress, and a loss that a pump other than the train pump found."""
+    """Open calls of the trainer, and its loss if a pump other than the train pump has found one."""
 
     open_calls: int = 0
     """Calls without a reply. Every reply is progress."""
@@ -206,7 +206,7 @@ class SyncState(ObservableState):
 
     @property
     def is_settled(self) -> bool:
-        """Return whether nothing is requested or being made, and the release can be fetched."""
+        """Return whether no release is requested or being made, and the newest can be fetched."""
         return self.requested_version is None and not (self.is_busy or self.is_lost)
 
 
@@ -216,7 +216,7 @@ class EvaluationState(ObservableState):
     requested_version: int | None = None
     """Version to score, or None once its evaluation runs."""
     newest_due: int = 0
-    """Newest version whose evaluation has been requested, or was due before this incarnation."""
+    """Newest version whose evaluation was requested, or was due before this incarnation."""
     is_busy: bool = False
     """A version is being scored."""
     failed_count: int = 0
@@ -235,7 +235,7 @@ class RunState:
     """Mutable state of a run, in parts that notify the waiting tasks of a change.
 
     It changes only between two awaits, by plain calls. A reply and its ledger entry are recorded
-    together, so a cancel finds every group in its place.
+    together. So whenever a task is cancelled, the recorded place of every group is right.
     """
 
     def __init__(
@@ -291,7 +291,9 @@ class RunState:
 
     @property
     def first_of_incarnation(self) -> int:
-        """Return the first step attempt and sync epoch of this incarnation, above all former ones.
+        """Return the first number for this incarnation's step attempts and sync epochs.
+
+        It is above all numbers of former incarnations.
 
         There is room for 4e9 attempts and epochs, and for 2e6 incarnations within the integers that
         JSON keeps exactly.
@@ -303,7 +305,7 @@ class RunState:
     ) -> None:
         """Record the reply of a process. A new process is counted and written to the journal.
 
-        A worker that was replaced before any call noticed is recorded as lost first.
+        If a worker was replaced before any call noticed its loss, the loss is recorded first.
         """
         if component is Component.WORKER and self.costs.is_unseen_loss(name, incarnation):
             self.worker_lost(name, "another process answers under its name")
@@ -311,7 +313,7 @@ class RunState:
             self.ledger.note(Joined(component, name, incarnation, initial_weights))
 
     def worker_lost(self, name: str, reason: str) -> None:
-        """Record that a worker's process is lost, only once until ``joined`` records its return."""
+        """Record that a worker's process is lost. Do so only once until it has joined again."""
         if name not in self.costs.lost_workers:
             self.ledger.note(WorkerLost(name, reason))
 
@@ -321,7 +323,7 @@ class RunState:
         self.cpu.worker_reported(report.incarnation, report.cpu_s)
 
     def reward_calls(self, process: str, calls: int) -> None:
-        """Record how many calls a worker's process has made. An older report changes nothing."""
+        """Record how many reward calls a worker's process has made. Ignore older reports."""
         if calls > self.costs.reward_calls_of.get(process, 0):
             self.ledger.note(RewardCallsMade(process, calls))
 

@@ -29,19 +29,19 @@ class RunCosts(msgspec.Struct):
     """
 
     processes: dict[str, str] = {}
-    """Incarnation of each present engine, worker and trainer that answered last."""
+    """Incarnation that answered last, for each engine, each worker and the trainer."""
     restarts: dict[Component, int] = {}
-    """Processes that replaced a lost one, by component. The trainer's ranks count as one."""
+    """Number of replaced processes, by component. The trainer's ranks count as one."""
     trainer_s: dict[str, float] = {}
     """Seconds of the trainer by ``TrainerTime``, over all steps."""
     engine_s: dict[str, float] = {}
     """Seconds of all engines by ``GeneratorTime``, over all steps."""
     generate_s: float = 0.0
-    """Time of a group in its engine, a mean of each step, summed."""
+    """Time of a group in its engine: the mean of each step, summed over all steps."""
     reward_s: float = 0.0
-    """Time in environment and reward."""
+    """Time of a group in environment and reward, averaged and summed in the same way."""
     syncs: int = 0
-    """Weight syncs that an engine completed."""
+    """Completed weight syncs, each counted once per engine."""
     retired: dict[str, str] = {}
     """Engines retired since the run was last started or resumed, with the last failure of each."""
     reward_calls: int = 0
@@ -93,22 +93,22 @@ class RunCosts(msgspec.Struct):
     def forget_processes(self) -> None:
         """Forget all processes, because all actors are new.
 
-        So no process counts as a replacement, and no engine as retired. Their costs stay counted.
+        So no process counts as a replacement, and no engine as retired. Costs so far still count.
         """
         self.processes, self.retired, self.reward_calls_of = {}, {}, {}
         self.lost_workers = {}
 
     def is_new(self, name: str, incarnation: str) -> bool:
-        """Return whether this process is not the last that answered here, or was lost since."""
+        """Return whether another process answered last under this name, or this one was lost."""
         return self.processes.get(name) != incarnation or name in self.lost_workers
 
     def is_unseen_loss(self, name: str, incarnation: str) -> bool:
-        """Return whether this process replaces one with an unrecorded loss."""
+        """Return whether this process replaces one whose loss is not recorded."""
         before = self.processes.get(name)
         return before not in {None, incarnation} and name not in self.lost_workers
 
     def shares(self) -> tuple[dict[str, float], dict[str, float]]:
-        """Return the shares of trainer and engines without their starts. Each sums to 1."""
+        """Return the time shares of trainer and engines, without their starts. Each sums to 1."""
         return serving_shares(self.trainer_s, self.engine_s)
 
     def verdict(self) -> str:
@@ -186,7 +186,7 @@ class Aggregates(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CarriedState(msgspec.Struct):
-    """State that a part passes to the next one and that the group table does not have."""
+    """State that one part passes to the next one, in addition to the group table."""
 
     version: int = 0
     at_s: float = 0.0  # of the last record
@@ -213,7 +213,7 @@ _NARROWEST: Final = 0.01  # seconds
 
 
 class TimeBins:
-    """Bins of equal width from one moment on. The width doubles whenever the bins are used up."""
+    """Time bins of equal width, from a start time on. The width doubles when all bins are used."""
 
     def __init__(self, began_s: float) -> None:
         self.began_s = began_s
@@ -244,7 +244,7 @@ class TimeBins:
         return {name: array("f", bins).tobytes() for name, bins in self._seconds.items()}
 
     def halve(self) -> None:
-        """Merge each two neighbouring bins. Half as many are then in use, of twice the width."""
+        """Merge bins in pairs. Then half as many are in use, with twice the width."""
         self.width_s *= 2
         for bins in self._seconds.values():
             pairs = [bins[2 * half] + bins[2 * half + 1] for half in range(BINS // 2)]
@@ -252,7 +252,7 @@ class TimeBins:
 
 
 def align(all_bins: Iterable[TimeBins]) -> None:
-    """Set bins that begin at the same moment to one width, that of the widest."""
+    """Give bins that begin at the same moment the same width: that of the widest."""
     bins = list(all_bins)
     width_s = max(each.width_s for each in bins)
     for each in bins:

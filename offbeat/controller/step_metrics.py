@@ -1,6 +1,6 @@
 """Metrics of one optimizer step: timers, rewards, staleness, lengths.
 
-Pure except for the event loop's clock. Times are in seconds, lengths in tokens, staleness in
+Pure except for the event loop's clock. Times are in seconds and lengths in tokens. Staleness counts
 versions behind the trainer.
 """
 
@@ -25,9 +25,9 @@ _ROWS_OF_GROUP: Final = 4  # of a group's samples that trackers show
 
 
 class StepMetricsBuilder:
-    """Collects the figures of a step while it is open. ``metrics`` needs ``close`` first.
+    """Collects the figures of a step while it is open. Call ``close`` before ``metrics``.
 
-    Only the times of an aborted attempt are kept.
+    Of an aborted attempt, only the times are kept.
     """
 
     def __init__(self, step: int, now: float) -> None:
@@ -36,7 +36,7 @@ class StepMetricsBuilder:
         self.restart(1)
 
     def restart(self, attempt: int) -> None:
-        """Discard the groups of an aborted attempt. Its times still count."""
+        """Discard the groups of an aborted attempt. The attempt's times still count."""
         self.attempt = attempt
         self.receipts = list[Receipt]()
         self.advantages = list[tuple[float, ...]]()
@@ -111,7 +111,7 @@ class StepMetricsBuilder:
         }
 
     def _not_spooled(self, state: RunState) -> int:
-        """Return the number of groups that the controller's death would have lost."""
+        """Return the number of groups that would have been lost if the controller had died."""
         wanted = state.config.transfer_queue.spool != "off"
         return sum(receipt.spooled is None for receipt in self.receipts) if wanted else 0
 
@@ -121,13 +121,13 @@ class StepMetricsBuilder:
         return [reward for rewards in self._rewards_by_group for reward in rewards]
 
     def compute_mean(self, what: Literal["generate_s", "reward_s"]) -> float:
-        """Return the mean time in the engine or in the reward, over the groups."""
+        """Return the mean time that a group spent in the engine, or in environment and reward."""
         in_engine = what == "generate_s"
         return statistics.fmean([r.generate_s if in_engine else r.reward_s for r in self.receipts])
 
     @property
     def has_signal(self) -> bool:
-        """Return whether the rewards of any group differ."""
+        """Return whether the rewards within any group differ."""
         return any(min(each) < max(each) for each in self._rewards_by_group)
 
     @property
@@ -199,8 +199,7 @@ class StepMetricsBuilder:
     def _per_sample(self) -> dict[str, float]:
         """Return figures per sample, masked samples included.
 
-        They count failed samples, the branches of agents' samples, and samples with
-        a refused request.
+        They cover failed samples, branches of agents' samples, and samples with a refused request.
         """
         receipts = self.receipts
         samples = sum(receipt.samples for receipt in receipts)
@@ -236,7 +235,7 @@ class StepMetricsBuilder:
         return rewards
 
     def _by_environment(self) -> dict[str, float]:
-        """Return reward, share of groups and response length of each of several environments."""
+        """Return reward, share of groups and response length per environment, if several exist."""
         figures = dict[str, float]()
         for name, rewards in self.rewards_by_environment().items():
             own = [receipt for receipt in self.receipts if receipt.environment == name]

@@ -1,11 +1,11 @@
 """Weight sync of the fleet: publishes a release, has every engine load it, counts the acks.
 
-All syncs go through one lock: the regular sync after a step, and the sync of a restarted engine. An
-engine serves nothing if it does not ack in time, or if its pump gives up on it. The other engines
-continue. It is then synced separately, outside the lock and the regular syncs, until it acks a
-release. So an engine that hangs in its transfers delays the others by only one deadline. A release
-lost with the trainer's machine is not an engine's fault. It is published again as soon as no step
-is being finished.
+All syncs go through one lock: the regular sync after a step, and the sync of a restarted engine. If
+an engine does not ack in time, or its pump gives up on it, it stops serving while the other engines
+continue. That engine is then synced separately, outside the lock and the regular syncs, until it
+acks a release. So an engine that hangs in its transfers delays the others by only one deadline. If
+a release is lost with the trainer's machine, no engine is at fault. The release is published again
+as soon as no step is being finished.
 """
 
 import asyncio
@@ -103,8 +103,9 @@ class WeightSync:
     async def request_release(self, version: int) -> None:
         """Request the release of the trainer's current weights.
 
-        Returns once the trainer has been called. If an earlier release is in transit, it returns at
-        once, and the call follows later. Mode ``drain`` returns when the release is served.
+        In mode ``keep``, this returns once the trainer has been called. If an earlier release is in
+        transit, it returns at once, and the call follows later. In mode ``drain``, it returns when
+        the release is served.
 
         Raises:
             TrainerLost: The trainer could not make a release.
@@ -131,7 +132,7 @@ class WeightSync:
         await self._until("the weight sync", lambda: sync.is_settled)
 
     def take_report(self) -> SyncReport | None:
-        """Return the report of the last sync, only once, or None if none has ended since."""
+        """Return the report of the last sync, or None if no sync has ended since the last call."""
         report, self._report = self._report, None
         return report
 
@@ -176,7 +177,7 @@ class WeightSync:
                     state.engine_signals[engine.name].notify()
 
     def _may_publish(self) -> bool:
-        """Return whether a release is due and can be made while the weights do not change."""
+        """Return whether a release is due and can be made now, while the weights do not change."""
         sync = self._state.sync
         return sync.requested_version is not None or (
             sync.is_lost and self._state.ledger.intent is None
@@ -408,10 +409,10 @@ def _report(release: WeightRelease, acks: list[WeightsAck | None]) -> SyncReport
 
 
 class DeltaOffers:
-    """Records the release that each engine serves, and metrics of the bytes sent. Pure.
+    """Records which release each engine serves, and metrics of the bytes sent. Pure.
 
     An engine is offered a delta if its living process last acked the base, compared by digest. The
-    engine compares the base with its own weights again. The choice here only saves bytes.
+    engine itself checks again that it has the base, so a wrong choice here only costs bytes.
     """
 
     def __init__(self, *, enabled: bool) -> None:
@@ -440,7 +441,7 @@ class DeltaOffers:
         self._changed = None if release.delta is None else release.delta.changed
 
     def took(self, ack: WeightsAck) -> None:
-        """Record the release that an engine serves, according to its ack."""
+        """Record the release that an engine has acked and serves."""
         self._acked[ack.engine] = ack.incarnation, ack.digest
 
     def lost(self, name: str) -> None:
@@ -448,7 +449,7 @@ class DeltaOffers:
         self._acked.pop(name, None)
 
     def refused(self, name: str) -> None:
-        """Record that an engine does not serve the base that it acked."""
+        """Record that an engine refused a delta: it no longer serves the base that it acked."""
         self.lost(name)
         self._refused.add(name)
 

@@ -3,12 +3,11 @@
     claim -> begin -> (prepare logprobs) -> advantages -> microbatch ... -> finish -> version + 1
 
 Calls of a step are queued, not awaited one by one. After a failed call the trainer refuses the
-following ones, because their keys are not the next.
+following calls, because their keys are not the next expected key.
 
-Also assigns the groups of a step to minibatches. Pure.
-
-A random draw by seed and step assigns them. Neither the order in which groups finished (short
-samples first) nor the order of the prompts decides which groups are trained together.
+Also assigns the groups of a step to minibatches, by a random draw from seed and step. So neither
+the order in which groups finish (short samples first) nor the order of the prompts decides which
+groups are trained together.
 """
 
 import asyncio
@@ -41,7 +40,10 @@ from offbeat.weight_sync.background import start_in_thread
 
 
 class MinibatchAssigner:
-    """Assigns the groups of one attempt at a step. They may come in any number of chunks."""
+    """Assigns the groups of one attempt at a step to minibatches. Pure.
+
+    The groups may come in any number of chunks.
+    """
 
     def __init__(self, minibatches: int, seed: int, step: int) -> None:
         self._minibatches, self._seed = minibatches, f"{seed}/{step}/minibatches"
@@ -84,7 +86,7 @@ class TrainStep:
 
     consumes   ready groups
     produces   a version of the trainer, or dropped groups
-    waits for  a chunk of ready groups, the trainer, the snapshot of the step before, the journal
+    waits for  a chunk of ready groups, the trainer, the snapshot of the previous step, the journal
     woken by   a committed or dropped group, the end of the prompts, the trainer's replies, the disk
     """
 
@@ -116,18 +118,18 @@ class TrainStep:
         2. ``claim``: they leave the buffer for the step; the ledger records it.
         3. ``begin_train_step``, once: the trainer opens the step.
         4. ``_prepare``: staleness is checked again, logprobs and advantages are computed.
-        5. ``train_microbatch``: the chunk is queued behind the calls before it. Again from 1.
-        6. ``wait_for_snapshot``: the weights of the step before are copied, so they may change.
+        5. ``train_microbatch``: the chunk is queued behind the calls before it. Repeat from 1.
+        6. ``wait_for_snapshot``: the weights of the previous step are copied, so they may change.
         7. ``intend``: the journal records, durably, that the step is about to be applied.
         8. ``finish_train_step``: the optimizer steps, or refuses, once per minibatch and epoch.
         9. ``applied`` or ``refused``, durably: version + 1, or dropped groups. Payloads are freed.
 
-        If a stop comes before the batch of a step is complete, the step is still open on return.
-        Its claimed groups are only part of a batch. Applying them would be a smaller update than
-        all others.
+        If the run must stop before the batch of a step is complete, the step is still open on
+        return. Its claimed groups are only part of a batch. Applying them would make this update
+        smaller than all others.
 
         Raises:
-            BaseExceptionGroup: Errors of its calls. The step is then still open.
+            BaseExceptionGroup: Errors of the step's calls. The step is then still open.
         """
         state, trainer, begun = self._state, self._trainer_client.trainer, False
         assigner = self._assigner(key.step)
@@ -178,10 +180,8 @@ class TrainStep:
     ) -> "asyncio.Task[T]":
         """Send the next call of the step as soon as few enough are unanswered. Keep the order.
 
-        The call itself may last ``deadlines`` times ``trainer.step_deadline_s``.
-
-        Returns once the call is sent, so no later call can overtake it in any order of the event
-        loop.
+        The call itself may last ``deadlines`` times ``trainer.step_deadline_s``. This returns only
+        once the call is sent. So no later call can overtake it, whatever the event loop runs next.
         """
         state = self._state
         await state.waits.until(
@@ -207,7 +207,7 @@ class TrainStep:
     # --- chunks ----------------------------------------------------------------------------------
 
     async def _next_chunk(self, measures: StepMetricsBuilder) -> "_Due":
-        """Wait for groups to train next, for the end of the step, or for the last that can come.
+        """Wait until groups can be trained, the step is complete, or no more groups can come.
 
         Raises:
             EmptyBatch: Every prompt of the step was dropped.
@@ -285,7 +285,7 @@ class TrainStep:
         """Return the advantages of each group. A function that may block runs in a thread.
 
         Raises:
-            UserCodeRefused: It has not returned in time. Its thread is left behind.
+            UserCodeRefused: The function has not returned in time. Its thread keeps running.
         """
 
         def compute() -> tuple[tuple[float, ...], ...]:
@@ -348,7 +348,7 @@ class TrainStep:
     ) -> StepResult:
         """Record the step in the ledger, directly after the trainer's reply.
 
-        Its payloads are released once the record is durable.
+        The step's payloads are released once the record is durable.
         """
         state = self._state
         trained = tuple(state.ledger.training)

@@ -30,7 +30,8 @@ T = TypeVar("T")
 class TrainerClient:
     """Client of all trainer ranks.
 
-    Every call goes through it and reports a lost rank as ``TrainerLost``.
+    Every call of the trainer goes through this client, which reports a lost rank as
+    ``TrainerLost``.
     """
 
     def __init__(self, state: RunState, trainer: Trainer) -> None:
@@ -77,7 +78,8 @@ class TrainerClient:
 
         Raises:
             DeadlineExceeded: They do not answer within ``trainer.start_deadline_s``.
-            InitialWeightsChanged: They began with different weights than the run.
+            InitialWeightsChanged: The ranks began with different weights from the ones the run
+                began with.
         """
         deadline_s = start_deadline_s(self._state.config.trainer)
         answer = await self._state.waits.call(
@@ -100,7 +102,7 @@ class TrainerClient:
         await self.first_answer()
 
     async def restore(self, at_most: int) -> TrainerState:
-        """Restore the newest checkpoint of ``at_most`` or older on all ranks."""
+        """Restore the newest checkpoint of version ``at_most`` or older on all ranks."""
         return await self.call(
             f"restore of version {at_most} or older",
             lambda: self.trainer.restore(self._state.fence, at_most),
@@ -111,8 +113,8 @@ class TrainerClient:
 def lost_step(failures: list[BaseException]) -> TrainerLost | None:
     """Return why the ranks must be replaced to undo a step, or None if it can be aborted.
 
-    After a failed ``finish`` it is unknown whether the optimizer has stepped on every rank. A
-    trainer without the step was restarted without the controller's request.
+    After a failed ``finish`` it is unknown whether the optimizer has stepped on every rank. If the
+    trainer has no such step, it was restarted without the controller's request.
     """
     for failure in failures:
         if isinstance(failure, TrainerLost):

@@ -47,8 +47,8 @@ class TrainPump:
 
     consumes   ready groups, through ``TrainStep``
     produces   versions of the trainer, checkpoints, requests to sync and to evaluate
-    waits for  groups and calls of a step, acks of the release before last, a trainer to be replaced
-    woken by   the events that wake a step, the engines through the sync pump, the cluster
+    waits for  groups and calls of a step, acks of the last release but one, a replacement of the
+    trainer woken by   the events that wake a step, the engines through the sync pump, the cluster
     """
 
     def __init__(  # noqa: PLR0913 - what one version sets in motion, by name
@@ -94,7 +94,7 @@ class TrainPump:
                 return
 
     async def keep_state(self, within_s: float) -> None:
-        """Save the last version at the end of the run, unless it is saved or no trainer is alive.
+        """Save the last version at the end of the run, unless it is saved or the trainer is dead.
 
         Failures are logged, because they must not hide why the run ended.
         """
@@ -198,10 +198,10 @@ class TrainPump:
     # --- one step --------------------------------------------------------------------------------
 
     async def _step(self, measures: StepMetricsBuilder) -> StepResult | None:
-        """Train one step, with retries. Return None if no group is left or the run is to stop.
+        """Train one step, with retries. Return None if no group is left or the run must stop.
 
-        A group that cannot be trained, or has lost its columns, uses an attempt but no retry of the
-        step. It has a separate budget.
+        If a group cannot be trained, or has lost its columns, this costs an attempt but no retry of
+        the step. Such groups have a separate budget.
         """
         state, step = self._state, self._state.step
         retries, limit = 0, state.config.trainer.step_retries
@@ -237,7 +237,8 @@ class TrainPump:
     async def _abort(self, key: StepKey, failure: Repairable | None = None) -> None:
         """Abort the open step: gradients are discarded, groups are ready again.
 
-        If the ``failure`` was about groups that cannot be trained, they are excluded. None: a stop.
+        If the ``failure`` was about groups that cannot be trained, those are not made ready.
+        ``failure`` is None if the run stops.
         """
         state = self._state
         with state.observer.trainer_in(TrainerTime.INCIDENT, Failpoint.ABORTING):

@@ -1,4 +1,4 @@
-"""Shows a run to a staleness policy: the ledger's own indices, without copies."""
+"""Shows a run to a staleness policy through the ledger's own indices, without copies."""
 
 from collections.abc import Callable, Mapping
 

@@ -16,7 +16,7 @@ from offbeat.sampler.policy import earliest_step
 
 
 class WaitingGroups:
-    """Admitted groups that were dispatched before: due groups, in order, and groups backing off."""
+    """Admitted groups that were dispatched before: due groups in order, and groups in back-off."""
 
     def __init__(self, state: RunState) -> None:
         self._state = state
@@ -46,12 +46,12 @@ class WaitingGroups:
         self._state.waits.changed()
 
     def after_all_others(self, prompt_index: int) -> None:
-        """Keep a group until no other group can be tried, or the outage is over."""
+        """Keep a group back until no other group can be tried, or the outage is over."""
         self._tried[prompt_index] = None
         self._state.waits.changed()
 
     def outage_is_over(self) -> None:
-        """Make every group that was tried due."""
+        """Make all groups that were tried due again."""
         for prompt_index in list(self._tried):
             self.again_if_admitted(prompt_index)
 
@@ -63,7 +63,7 @@ class WaitingGroups:
             self._tried.pop(prompt_index, None)
 
     def before(self, step: int) -> int:
-        """Return how many groups backing off, or tried in an outage, belong to earlier steps."""
+        """Return how many groups in back-off, or tried in an outage, belong to earlier steps."""
         return bisect_left(self._held_back(), step)
 
     def _held_back(self) -> list[int]:
@@ -73,7 +73,7 @@ class WaitingGroups:
         return sorted(earliest_step(groups[each].target_step) for each in waiting)
 
     def next_due(self) -> GroupRecord | None:
-        """Return the next due group, if its policy allows its dispatch now. Changes nothing."""
+        """Return the next due group, if the policy allows its dispatch now. Changes nothing."""
         state = self._state
         first = self._due[0] if self._due else None
         if first is not None and not self._is_admitted(first[1]):
@@ -96,9 +96,10 @@ class WaitingGroups:
                 return prompt_index
 
     def next_trial(self, has_room: Callable[[int], bool]) -> int | None:
-        """Return the group tried longest ago that may be dispatched now.
+        """Return, of the groups that may be dispatched now, the one tried longest ago.
 
-        Its step leaves room for groups of earlier steps, which are dispatched if it is answered.
+        Its step leaves room for groups of earlier steps, which are dispatched once this trial is
+        answered.
 
         Args:
             has_room: Returns whether one more group fits in addition to so many.

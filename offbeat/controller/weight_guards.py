@@ -1,7 +1,7 @@
 """Checks the weights beyond the digests of their bytes. Pure.
 
 A digest proves that the engines have the bytes that the trainer packed. It proves neither that the
-trainer's steps change them, nor that engine and trainer compute the same policy from them.
+trainer's steps change these bytes, nor that engine and trainer compute the same policy from them.
 """
 
 from collections.abc import Iterable, Mapping
@@ -32,7 +32,7 @@ class UnchangedReleases:
     """Counts releases with the same content as the release before, although steps were applied.
 
     In 16 bits a small learning rate may not reach the served copy for a step or two. The float32
-    masters keep such updates, so this is counted and warned of, not refused.
+    masters keep such updates. So unchanged releases are counted and cause a warning, but no error.
     """
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class UnchangedReleases:
         self._warn_at = WARN_FROM_UNCHANGED  # in a row; doubles with each warning
 
     def released(self, before: WeightRelease | None, release: WeightRelease) -> None:
-        """Record a release and the one before it, None at the start or after a rewind."""
+        """Record a release and its predecessor, which is None at the start and after a rewind."""
         same = before is not None and before.version < release.version
         if before is None or not same or before.digest != release.digest:
             self._in_row, self._warn_at = 0, WARN_FROM_UNCHANGED
@@ -66,8 +66,8 @@ class CanaryWatch:
     """Counts failed canaries to decide on another sync, a replaced engine or the end of the run.
 
     An engine that fails is synced once more. If it fails again, it is replaced, which heals a
-    broken engine. If every engine has failed so, and none has passed since, the trainer and the
-    engines compute different models. Then no sample can be trusted.
+    broken engine. If every engine has failed in this way and none has passed since, the trainer and
+    the engines compute different policies, and no sample can be trusted.
     """
 
     def __init__(self, engines: Iterable[str]) -> None:
@@ -76,7 +76,7 @@ class CanaryWatch:
         self._last: CanaryFailed | None = None
 
     def failed(self, failure: CanaryFailed) -> None:
-        """Record that an engine loaded a release and computes different values from it."""
+        """Record that an engine loaded a release, but does not reproduce the trainer's values."""
         self._strikes[failure.engine] += 1
         self._last = failure
 
@@ -86,7 +86,7 @@ class CanaryWatch:
         self._replaced = dict.fromkeys(self._replaced, 0)
 
     def must_be_replaced(self, engine: str) -> bool:
-        """Return whether a second sync has not helped."""
+        """Return whether the engine failed again after a second sync."""
         return self._strikes[engine] >= STRIKES_OF_A_CANARY
 
     def replaced(self, engine: str) -> None:
@@ -120,10 +120,10 @@ class CanaryWatch:
 class LogprobGapGuard:
     """Compares the logprobs of engine and trainer on samples drawn under the weights being trained.
 
-    On these samples the two should agree up to rounding. A gap from a wrong scale, a missing
-    adapter or an old tensor is far larger, and biases every step. If samples are mostly trained a
-    version later, such samples are rare. So their tokens are collected over steps until a mean is
-    reliable.
+    On these samples engine and trainer should agree up to rounding. A gap from a wrong scale, a
+    missing adapter or an old tensor is far larger, and biases every step. If most samples are
+    trained one or more versions later, there are few samples of the current weights. So their
+    tokens are collected over several steps until the mean is reliable.
     """
 
     def __init__(self, sync: SyncConfig, model_dtype: str) -> None:
@@ -134,7 +134,7 @@ class LogprobGapGuard:
         self._steps_unseen = 0  # steps in a row without a verdict
 
     def check(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Check the metrics of one step, which has been applied already.
+        """Check the metrics of one step. The step has been applied already.
 
         Raises:
             LogprobGapTooLarge: The gap exceeds ``sync.max_logprob_gap``.
@@ -177,7 +177,7 @@ class LogprobGapGuard:
 
 
 def _warn_from(narrowest: int) -> float:
-    """Return the gap from which to warn, by the narrowest type of the weights."""
+    """Return the smallest gap to warn about. It depends on the narrowest type of the weights."""
     if narrowest == 1:
         return WARN_GAP_8_BIT
     return WARN_GAP_16_BIT if narrowest < ITEMSIZE["float32"] else WARN_GAP_FLOAT32

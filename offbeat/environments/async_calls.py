@@ -1,7 +1,7 @@
 """Limits the calls of an async reward function, such as a judge behind HTTP.
 
-The limits are calls at once, calls per second, and retries. A call that raises an error named by
-the recipe is retried after a growing wait, or after the wait that the service asked for
+The limits are simultaneous calls, calls per second, and retries. A call that raises an error named
+by the recipe is retried after a growing wait, or after the wait that the service asked for
 (``EnvironmentUnavailable.retry_after_s``). The caller's deadline covers all tries. The limits hold
 within one reward process. The only clock is the event loop's.
 """
@@ -17,7 +17,7 @@ from offbeat.environments.protocol import EnvironmentUnavailable
 from offbeat.environments.reward_value import unavailable
 
 _FIRST_WAIT_S: Final = 0.25
-"""Wait before the first retry, doubled before each further one."""
+"""Wait before the first retry. It is doubled before each further retry."""
 
 
 class CallLimits(msgspec.Struct, frozen=True):
@@ -39,16 +39,17 @@ class AsyncCalls:
         limits: CallLimits,
         on_try: Callable[[], None] = lambda: None,
     ) -> None:
-        """``on_try`` is called before each try, even if the try then fails."""
+        """Create the limiter. It calls ``on_try`` before each try, even if the try then fails."""
         self._reward, self._limits, self._on_try = reward, limits, on_try
         self._open = asyncio.Semaphore(limits.concurrency)
         self._next_start_s = 0.0  # time of the event loop before which no call may start
 
     async def call(self, row: dict[str, object], response: str) -> object:
-        """Return the function's value, or ``BadReward`` if its service stayed down or slow.
+        """Return the function's value, or ``BadReward`` if its service stays unavailable or slow.
 
         Raises:
-            Exception: The function's error at its last try, unless it is unavailability.
+            Exception: The function's error at the last try, unless it means that a service is
+                unavailable.
         """
         deadline = asyncio.timeout(self._limits.deadline_s)
         try:

@@ -51,7 +51,7 @@ _BY_NEIGHBOURS = " "  # for tokens whose text depends on adjacent tokens; no dig
 
 
 class Arithmetic(SingleTurn):
-    """Reward 1.0 iff the response, up to its stop token, is exactly ``answer``; else 0.0."""
+    """Reward 1.0 if the response, up to its stop token, is exactly ``answer``, else 0.0."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -72,7 +72,7 @@ class Arithmetic(SingleTurn):
         return list(map(self._text, map(tuple, content_ids(result))))
 
     def _read(self, token_ids: tuple[int, ...]) -> str:
-        """Return the response's text, or a text unlike any sum if the response cannot be one."""
+        """Return the response's text. If it cannot be a sum, return a text that equals no sum."""
         text = "".join(map(self._surfaces.__getitem__, token_ids))
         if _BY_NEIGHBOURS not in text:
             return text
@@ -84,7 +84,7 @@ class Arithmetic(SingleTurn):
 class _Surfaces(dict[int, str]):
     """Text that each token adds to digits, so that scoring needs no tokenizer.
 
-    Space markers, byte tokens and empty texts are ``_BY_NEIGHBOURS``.
+    The value is ``_BY_NEIGHBOURS`` for space markers, byte tokens and empty texts.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:

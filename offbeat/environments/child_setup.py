@@ -43,7 +43,7 @@ _Message = TypeVar("_Message")
 
 @dataclass(frozen=True, slots=True)
 class ChildSide:
-    """State of a child within its own process, once the target is imported."""
+    """State of a child, as held in the child's own process, once the target is imported."""
 
     target: RewardTarget
     function: "partial[Any]"  # the target with its options
@@ -64,7 +64,7 @@ def run_child(
 
     The child communicates only over the socket ``FD``, so prints of user code cannot disturb the
     protocol. Both of its standard streams go to the worker's standard error. Its address space is
-    limited, and it dies with the process ``PID`` that started it. ``MARK_FD`` is the file of a
+    limited. It ends when the process ``PID`` that started it ends. ``MARK_FD`` is the file of a
     ``CallMark``.
 
     Args:
@@ -112,10 +112,10 @@ def describe_target(target: Callable[..., Any]) -> Ready:
 
 
 def restrict_to_this_process(send: Send) -> Send:
-    """Return ``send`` for this process only: a fork of user code exits instead of sending.
+    """Return ``send`` restricted to this process: a fork made by user code exits instead.
 
-    The fork inherits the socket. Without this limit, the fork would return from user code and reply
-    as this process.
+    The fork inherits the socket. Without this restriction, the fork would return from user code and
+    reply in the name of this process.
     """
     own_pid = os.getpid()
 
@@ -128,7 +128,7 @@ def restrict_to_this_process(send: Send) -> Send:
 
 
 def copy_row(call: RewardCall) -> dict[str, Any]:
-    """Return a copy of the row for one sample, so that the function's changes affect no other."""
+    """Return a copy of the row for one sample, so that changes to it affect no other sample."""
     return msgspec.json.decode(call.prompt, type=dict[str, Any])
 
 
@@ -148,7 +148,7 @@ def reply_with(call: RewardCall, sample: int, value: object) -> RewardReply:
 
 
 def make_bad_reward(error: BaseException, working_dir: Path) -> BadReward:
-    """Return the missing reward of a sample for which user code raised."""
+    """Return the ``BadReward`` of a sample for which user code raised."""
     return BadReward(
         "reward_raised", describe(error, working_dir), traceback=format_traceback(error)
     )
@@ -165,8 +165,8 @@ async def answer(
     """Return the reply for the value or error of an async function.
 
     Raises:
-        asyncio.CancelledError: The call ``is_cancelled``. If not, user code cancelled itself, which
-            fails the sample.
+        asyncio.CancelledError: The call ``is_cancelled``. Otherwise user code has cancelled itself,
+            and the sample fails.
     """
     try:
         return reply_with(call, sample, await function(copy_row(call), call.responses[sample]))
@@ -198,7 +198,7 @@ def _import_function(
     """Import the target.
 
     Raises:
-        TargetNotFound: The import failed, or the function has a different form.
+        TargetNotFound: The import failed, or the function has the wrong form.
     """
     if target.value is not None:
         try:

@@ -43,7 +43,7 @@ class Demonstrations(Environment):
         """Return the tokens of a row. Equal rows give equal tokens.
 
         Raises:
-            UnusableDemonstration: The chat template changes earlier turns when a later one is
+            UnusableDemonstration: The chat template changes earlier turns when a later turn is
                 added, or there is nothing to learn.
         """
         messages = prompt.data.get("messages")
@@ -116,7 +116,7 @@ class Demonstrations(Environment):
         return tuple(self._tokenizer.encode(text, add_special_tokens=False))
 
     def _append_end(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the tokens of a last answer, with the end token appended if missing."""
+        """Return the tokens of the last answer, with the end token appended if it is missing."""
         end = self._tokenizer.eos_token_id
         return tokens if end is None or end in tokens else (*tokens, end)
 
@@ -163,7 +163,7 @@ def _problem_of_completion(fields: Mapping[str, object]) -> str | None:
 
 
 def _behind(shorter: str, longer: str, place: int) -> str:
-    """Return the text that the template writes after ``shorter``."""
+    """Return the text that the template adds after ``shorter``."""
     if not longer.startswith(shorter):
         problem = (
             f"the chat template changes the text before messages[{place}] when it adds that message"

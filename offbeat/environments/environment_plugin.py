@@ -1,6 +1,6 @@
 """Defines the interface of an environment plug-in, and the model's address as agents receive it.
 
-The models of a recipe import this module, so it imports none of them.
+The models of a recipe import this module, so it imports none of these models.
 """
 
 from abc import ABC, abstractmethod
@@ -43,7 +43,7 @@ class EnvironmentPlugin(ABC):
     ) -> "PromptSource | None":
         """Return the prompts of a run, or None if they come from ``data.path``.
 
-        ``began_with`` maps keys to the digests of the run's inputs at its start.
+        ``began_with`` maps recipe keys to the digests that the run's inputs had at its start.
 
         Raises:
             BadEnvironment: It cannot use its options.
@@ -68,7 +68,7 @@ class EnvironmentPlugin(ABC):
         yield from ()
 
     def check_slowly(self, config: "RunConfig", working_dir: Path) -> Iterator[Finding]:
-        """Yield findings that need seconds, for example because they start another process."""
+        """Yield findings that take seconds to compute, for example in another process."""
         del config, working_dir
         yield from ()
 
@@ -88,7 +88,7 @@ class PluginOfEnvironments(EnvironmentPlugin):
 
 
 class Agent(Protocol):
-    """Plays episodes, each of which calls the model of its client over HTTP."""
+    """Plays episodes. Each calls the model over HTTP, at the address in its ``AgentClient``."""
 
     @property
     def episodes(self) -> int:
@@ -107,14 +107,14 @@ class Agent(Protocol):
         """Play one episode and return its rewards. A cancelled episode is stopped.
 
         Raises:
-            EnvironmentUnavailable: Something that it depends on is out of service.
+            EnvironmentUnavailable: Something that the agent depends on is out of service.
             RolloutFailed: The episode failed.
         """
         ...
 
 
 class PluginOfAgents(EnvironmentPlugin):
-    """Makes agents, which call the model over HTTP. Its traits have ``is_agent``."""
+    """Makes agents, which call the model over HTTP. The plug-in's traits must have ``is_agent``."""
 
     @abstractmethod
     def make_agent(self, section: "EnvironmentConfig", working_dir: Path, model_path: str) -> Agent:
@@ -137,7 +137,7 @@ def find_environment(name: str) -> EnvironmentPlugin | None:
 
 
 class AgentClient(msgspec.Struct, frozen=True):
-    """Address of the model for one sample: the arguments for any OpenAI client.
+    """Address of the model for one sample, as arguments for any OpenAI client.
 
     Requests with ``api_key`` are recorded as turns of this sample. The key expires with the sample.
     """

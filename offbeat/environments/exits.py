@@ -1,8 +1,8 @@
 """Keeps an event loop alive that runs user code: ``sys.exit()`` fails one call, not the loop.
 
 asyncio re-raises ``SystemExit`` and ``KeyboardInterrupt`` of a task or a callback in the thread
-that runs the loop. In an actor that thread then ends silently, and the process stays alive without
-answering calls.
+that runs the loop. In an actor, that thread would then end silently, and the process would stay
+alive without answering calls.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ class ExitRaised(OffbeatError):
 
 @contextmanager
 def exits_as_errors() -> Generator[None]:
-    """Raise ``ExitRaised`` instead of any exception of the block that is not an ``Exception``.
+    """Raise ``ExitRaised`` if the block raises anything but an ``Exception``.
 
     Cancellation and closing pass through, because they come from outside the block.
     """
@@ -84,7 +84,7 @@ class ContainedCoroutine(Coroutine[Any, Any, T]):
 
 
 def contain_exits() -> None:
-    """Make the running loop survive exits of tasks. End the process if a callback ends the loop.
+    """Make the running event loop survive exits of tasks. If a callback exits, end the process.
 
     A task that raises ``SystemExit``, ``KeyboardInterrupt`` or another ``BaseException`` fails with
     ``ExitRaised`` instead. A callback (``call_later``) cannot be contained: it ends the process

@@ -53,7 +53,7 @@ _SHARE_OF_DEADLINE: Final = 0.9
 """Fraction of the deadline at which an async call is cancelled, so that its process survives."""
 
 _REWARD_MEMORY_MIB: Final = 2048
-"""Limit of a process of Python code if the recipe sets none."""
+"""Memory limit of a process that runs Python code, if the recipe sets none."""
 
 _HERE: Final = Path()
 
@@ -80,8 +80,8 @@ def make_prompts(
 ) -> PromptSource:
     """Create the prompt source of the run: ``data.path``, or the environment's built-in prompts.
 
-    ``began_with`` maps keys to the digests of the run's inputs at its start, and paths on the hub
-    to their commits. ``working_dir`` is searched first for the modules of a taskset.
+    ``began_with`` maps recipe keys to the digests that the run's inputs had at its start, and paths
+    on the hub to their commits. ``working_dir`` is searched first for the modules of a taskset.
 
     Raises:
         HubFilesError: Files on the hub cannot be fetched.
@@ -132,7 +132,7 @@ def make_evaluation_sets(
     began_with: Mapping[str, str] = _NO_DIGESTS,
     working_dir: Path = _HERE,
 ) -> dict[str, PromptSource]:
-    """Create the prompt source of each set in ``eval``, each in its order.
+    """Create the prompt source of each set in ``eval``, each with its own order.
 
     The result is empty without evaluations.
 
@@ -182,9 +182,9 @@ def make_environment(
 ) -> Environment:
     """Create the environment of one worker, before its ``start``.
 
-    ``tokenizer`` is the model's. It is None only for the stub. ``working_dir`` is searched first
-    for ``environment.target``. ``began_with`` maps keys to the digests of the run's inputs at its
-    start.
+    ``tokenizer`` is the model's tokenizer, and None only for the stub. ``working_dir`` is searched
+    first for ``environment.target``. ``began_with`` maps recipe keys to the digests that the run's
+    inputs had at its start.
 
     Raises:
         BadEnvironment: The environment lacks something it needs, or an option has the wrong type.

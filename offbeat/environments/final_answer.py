@@ -43,8 +43,9 @@ class FinalAnswer(NamedTuple):
 def find_open_thought(prompt: str) -> str:
     """Return ``<think>`` if a prompt ends inside a block that it has just opened, else no text.
 
-    Some chat templates open the block themselves. A response then begins inside it. Prepend this
-    text to the response, so that a response cut off inside the block has no answer.
+    Some chat templates open the block themselves, so a response begins inside it. Prepend the
+    returned text to the response, so that a response that is cut off inside the block has no
+    answer.
     """
     return THOUGHT if prompt.rstrip().endswith(THOUGHT) else ""
 

@@ -58,7 +58,7 @@ class CancelCall(msgspec.Struct, frozen=True, tag=True):
 class Ready(msgspec.Struct, frozen=True, tag=True):
     """Notice that the target is imported.
 
-    If ``concurrent``, it is async, and the samples of a call run concurrently.
+    If ``concurrent``, the target is async, and the samples of a call run concurrently.
     """
 
     concurrent: bool
@@ -66,7 +66,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
-    """Notice that the target could not be imported, or has a different form."""
+    """Notice that the target could not be imported, or has the wrong form."""
 
     detail: str  # the problem and the fix in a sentence
     problem: str
@@ -100,14 +100,14 @@ _MARK_BYTES: Final = _NUMBER_BYTES + 248
 
 
 class CallMark:
-    """Number of the call whose code the process executes at the moment. 0 if none.
+    """Number of the call whose code the process executes at the moment, or 0 if none.
 
-    Also the line of this code if it keeps the event loop of the process. It is in shared memory,
-    because a process that crashes or blocks cannot report anything.
+    Also holds the line of this code if the code blocks the event loop of the process. It is in
+    shared memory, because a process that crashes or blocks cannot report anything.
     """
 
     def __init__(self, fd: int) -> None:
-        """Map the file of that descriptor. The descriptor may be closed afterwards."""
+        """Map the file behind this descriptor. The descriptor may be closed afterwards."""
         os.truncate(fd, _MARK_BYTES)
         self._memory = mmap.mmap(fd, _MARK_BYTES)
         self._number = memoryview(self._memory)[:_NUMBER_BYTES].cast("Q")
@@ -122,7 +122,7 @@ class CallMark:
 
     @property
     def blocking(self) -> str:
-        """Return the line that keeps the event loop, or "" while the loop runs."""
+        """Return the line of code that blocks the event loop, or "" while the loop runs."""
         return self._memory[_NUMBER_BYTES:].rstrip(b"\0").decode(errors="replace")
 
     @blocking.setter

@@ -4,10 +4,10 @@
 ``reward(prompt: dict, response: str, **options) -> {"reward": float, "answer": str}``
 
 ``prompt`` is the row of the data file. ``response`` is the text of the trained tokens. It keeps
-special tokens except the end token. If the prompt has opened a thinking block, a grader of this
-package gets the response with the opening tag. The answer is the response's final answer, for maj@k
-of evaluations. If the function is async, the samples of a group are scored concurrently. It runs in
-child processes (``killable``), so that a failure costs at most one group.
+special tokens except the end token. If the prompt has opened a thinking block, graders of this
+package get the response with the opening tag. ``answer`` is the response's final answer, for maj@k
+in evaluations. If the function is async, the samples of a group are scored concurrently. The
+function runs in child processes (``killable``), so that a failure costs at most one group.
 """
 
 import asyncio
@@ -35,9 +35,9 @@ class FunctionReward(SingleTurn):
 
     ``score`` raises ``RolloutFailed`` with one of the reasons ``reward_raised``, ``reward_none``,
     ``reward_wrong_type``, ``reward_not_finite``, ``reward_deadline``, ``reward_process_died``,
-    ``reward_answered_twice``. All are of kind DATA. ``reward_import_failed`` is a BUG, because no
-    retry can fix it. At ``start`` it is raised as ``RewardFailed``. An async function raises
-    ``EnvironmentUnavailable`` if its service stayed unavailable.
+    ``reward_answered_twice``. All of these have the kind DATA. ``reward_import_failed`` has the
+    kind BUG, because no retry can fix it. At ``start`` it is raised as ``RewardFailed``. An async
+    function raises ``EnvironmentUnavailable`` if its service stayed unavailable.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class FunctionReward(SingleTurn):
         """Store the settings. ``start`` starts the processes.
 
         Args:
-            tokenizer: The model's.
+            tokenizer: The model's tokenizer.
             target: The function.
             workers: Processes that run it.
             is_counted: Whether its calls count in ``rollout.reward_call_budget``.
@@ -83,7 +83,7 @@ class FunctionReward(SingleTurn):
     async def score_where_it_applies(
         self, task: RolloutTask, result: GenerateResult
     ) -> Sequence[NamedRewards | None]:
-        """Score as ``score`` does, with None for a sample that the function does not apply to."""
+        """Score like ``score``, but return None for samples that the function does not apply to."""
         opening = self._opening(task.prompt) if self._ignores_thinking else ""
         responses = [opening + self._tokenizer.decode(ids) for ids in content_ids(result)]
         try:
@@ -93,9 +93,9 @@ class FunctionReward(SingleTurn):
             raise error.fail(task) from error
 
     def _opening(self, prompt: Prompt) -> str:
-        """Return the text before responses that belongs to the answer.
+        """Return the text at the end of the prompt that belongs to the answer.
 
-        It is the last message if the assistant began the answer there, or the opening of the
+        This is the last message if the assistant began the answer there, or the opening tag of the
         thinking block in which responses begin.
         """
         if opening := begun_answer(prompt.data):
@@ -116,7 +116,7 @@ class WeightedRewards(SingleTurn):
     """
 
     def __init__(self, functions: Mapping[str, tuple[float, FunctionReward]]) -> None:
-        """``functions`` are weights and functions by name. There is at least one."""
+        """Create the environment. ``functions`` has the weight and the function of each name."""
         self._functions = dict(functions)
 
     @property
@@ -153,12 +153,13 @@ class WeightedRewards(SingleTurn):
     def _sum(
         self, task: RolloutTask, sample: int, values: Mapping[str, NamedRewards | None]
     ) -> NamedRewards:
-        """Return the weighted sum of one sample, and the answer that a function returned.
+        """Return the weighted sum for one sample, and the answer that a function returned.
 
         Functions that do not apply to the sample are left out.
 
         Raises:
-            RolloutFailed: ``answer_named_twice``; ``reward_none``: no function applies.
+            RolloutFailed: ``answer_named_twice`` if two functions return an answer, or
+                ``reward_none`` if no function applies.
         """
         scored = {name: each for name, each in values.items() if each is not None}
         named = [name for name, each in scored.items() if each.answer is not None]

@@ -32,8 +32,10 @@ class Gsm8kOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     correct: _Reward = 1.0
-    """Reward if the row's number is the final answer: the last number after ``####``, else the last
-    number."""
+    """Reward if the final answer is the row's number.
+
+    The final answer is the last number after ``####``, else the last number.
+    """
 
     format: _Reward = 0.0
     """Reward if the final answer follows ``####``, right or wrong."""
@@ -42,14 +44,16 @@ class Gsm8kOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Whether only a number after ``####`` counts as an answer."""
 
     instruction: str = "Think step by step. End with #### and the answer, a number alone."
-    """Text after every question; empty: none."""
+    """Text after every question, or empty for none."""
 
     system: str = ""
-    """System message of the chat; empty: none."""
+    """System message of the chat, or empty for none."""
 
     chat: bool = True
-    """Whether the question goes through the model's chat template; if not, it is plain text for a
-    base model."""
+    """Whether the question is rendered by the model's chat template.
+
+    If not, it is plain text for a base model.
+    """
 
 
 class NoChatTemplate(OffbeatError):
@@ -71,7 +75,7 @@ class Gsm8k(SingleTurn):
     """Rewards a response by its final number, ignoring its thinking block.
 
     Raises:
-        NoChatTemplate: ``options.chat`` is set and the tokenizer has no template.
+        NoChatTemplate: ``options.chat`` is set, but the tokenizer has no template.
     """
 
     def __init__(self, tokenizer: Tokenizer, options: Gsm8kOptions) -> None:

@@ -1,6 +1,6 @@
 """Compares the prompts that a run trains on with the prompts that it holds out.
 
-A score on held-out prompts means nothing once the model has been trained on them. Prompts are
+A score on held-out prompts means nothing if the model has been trained on them. Prompts are
 compared by digests of 8 bytes, so that a million rows need 8 MB and one sort.
 """
 
@@ -63,7 +63,7 @@ def check_held_out(
     """Raise if a run over ``prompts`` trains on rows of its evaluation sets.
 
     Raises:
-        HeldOutTrained: Names the first set with such rows, and how many.
+        HeldOutTrained: The error names the first set with such rows, and their number.
     """
     sources = prompts.sources if isinstance(prompts, MixedPrompts) else {"": prompts}
     trained = {key_in(name, DATA): each for name, each in sources.items()}
@@ -84,7 +84,7 @@ def overlaps(
     Args:
         config: The recipe of the run.
         trained: Digests of rows (``FilePrompts.digests``) by the key that names their file.
-        held: The same for the evaluation sets.
+        held: Digests of the evaluation sets' rows, in the same form.
     """
     if config.eval.allow_overlap or config.trainer.backend == "stub":
         return
@@ -117,14 +117,14 @@ _SPLIT: Final = re.compile(
     + r")(?=$|[-._ /\d])",
     re.IGNORECASE,
 )
-"""Matches the name of a split in a file name, as the library datasets finds it."""
+"""Matches the name of a split in a file name, as the library ``datasets`` does."""
 
 
 def check_one_split(config: RunConfig, path: str, files: Sequence[Path]) -> None:
-    """Raise if a directory or a pattern mixes files of held-out rows with different files.
+    """Raise if a directory or a pattern mixes files of held-out rows with other files.
 
     Raises:
-        PromptFileError: Names the splits.
+        PromptFileError: There are several splits. The error names them.
     """
     if len(files) == 1 or config.data.allow_splits:
         return

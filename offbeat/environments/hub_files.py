@@ -1,7 +1,8 @@
 """Downloads prompt files of datasets on the Hugging Face Hub.
 
-Only the files that a recipe names are fetched and read. No script of a dataset is run. A revision
-is resolved once to its commit, and the run records the commit. From then on that commit is read.
+Only the files that a recipe names are fetched and read. A dataset's scripts are never run. A
+revision is resolved to its commit once, and the run records the commit. From then on, this commit
+is read.
 """
 
 # pyright: reportPrivateImportUsage=false, reportUnknownVariableType=false
@@ -20,7 +21,7 @@ from offbeat.messages.failures import FixableError
 from offbeat.messages.text import first_line, list_names
 
 NO_COMMITS: Final[Mapping[str, str]] = MappingProxyType({})
-"""Nothing is pinned: each path on the hub is read at its current commit."""
+"""No pinned commits: each path on the hub is read at its current commit."""
 
 _SHOWN_FILES: Final = 12
 
@@ -43,7 +44,7 @@ class HubUnreachable(HubFilesError):
 def fetch_commits(config: RunConfig, known: Mapping[str, str]) -> dict[str, str]:
     """Download the prompt files on the hub that a recipe names, and return the commit of each path.
 
-    If ``known`` has the path, that commit is read.
+    If ``known`` has a commit for a path, that commit is read.
 
     Raises:
         HubFilesError: A file cannot be fetched.

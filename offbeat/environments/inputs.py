@@ -1,4 +1,4 @@
-"""Computes digests of a run's input files besides its recipe: prompts, and the user's source code.
+"""Computes digests of a run's input files other than the recipe: prompts and user code.
 
 A run may last days and be continued by new processes. Each process reads these files again and
 compares their content with the content at the start of the run.
@@ -45,7 +45,7 @@ class InputChanged(OffbeatError):
 
 
 def check_same(key: str, value: str, digest: str | None, began_with: Mapping[str, str]) -> None:
-    """Raise if this input has changed since the run began. Unknown digests are not compared.
+    """Raise if this input has changed since the run began. Do nothing if a digest is unknown.
 
     Raises:
         InputChanged: The digests differ.
@@ -65,9 +65,9 @@ def digest_contents(contents: Iterable[bytes]) -> str:
 def source_digest(target: str, working_dir: Path) -> str | None:
     """Return the digest of the source of ``module:name``, or None without a source file.
 
-    It covers the module, and recursively the modules below ``working_dir`` that it imports by
-    ``import`` and ``from`` statements. Installed packages do not count as the user's source. An
-    object passed by value has its digest in its name.
+    The digest covers the module and, recursively, the modules below ``working_dir`` that it imports
+    by ``import`` and ``from`` statements. Installed packages do not count as the user's source. The
+    name of an object that was passed by value contains its digest.
     """
     if is_by_value(target):
         return digest_in_name(target)
@@ -79,12 +79,12 @@ def source_digest(target: str, working_dir: Path) -> str | None:
 
 
 def resolve_program(name: str, working_dir: Path) -> str | None:
-    """Return the path of a program: below ``working_dir`` if it names a folder, else on the PATH."""
+    """Return a program's path: below ``working_dir`` if the name has a folder, else on the PATH."""
     return shutil.which(str(working_dir / name) if os.sep in name else name)
 
 
 def _sources(module: str, working_dir: Path) -> list[Path]:
-    """Return the file of the module and of each module that it imports from below ``working_dir``.
+    """Return the files of the module and of all modules below ``working_dir`` that it imports.
 
     They are sorted by module name, so the order does not depend on their location.
     """

@@ -1,12 +1,12 @@
 """Child processes that run user code and can be killed at any moment, and a pool of them.
 
-This is not ``multiprocessing.Pool``: a task there cannot be killed, a dead process hangs the pool,
-and values travel as pickle. Here a child leads a process group, which one SIGKILL ends.
+``multiprocessing.Pool`` is not used, because its tasks cannot be killed, a dead process hangs it,
+and values are sent as pickle. Here each child leads a process group, which one SIGKILL ends.
 
 The pool does not depend on what its children do: a ``ChildJob`` names the program that they
 execute. A call has a row and several texts, and each text gets a reply. By default a child has one
-call at a time, and is killed if the call is late, fails or is cancelled. A child with many calls at
-once:
+call at a time, and is killed if the call is late, fails or is cancelled. The table shows what
+happens in a child with many calls at once:
 
 | event                                     | its call        | other calls in the process         |
 |-------------------------------------------|-----------------|------------------------------------|
@@ -18,8 +18,8 @@ once:
 | call executes                             | failed if alone |                                    |
 
 A call that fails with ``RewardFault.SHARED`` is not at fault. The process marks in shared memory
-which call executes (``CallMark``). A call that runs alone in its process is not cancelled: its
-process is killed instead.
+which call executes (``CallMark``). If a call is alone in its process, the process is killed instead
+of cancelling the call.
 """
 
 import asyncio
@@ -78,7 +78,7 @@ _KINDS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class ChildJob:
-    """Work of a pool's children: their program, and how many calls each of them receives."""
+    """Work of a pool's children: their program, and how many calls each child may receive."""
 
     program: str = "offbeat.environments.reward_child"  # a module, which calls ``run_child``
     call_name: str = "call"  # in messages
@@ -103,7 +103,7 @@ _UNHEARD: Final = ChildEvents()
 
 
 class RewardFailed(OffbeatError):
-    """A group has no rewards. ``reason`` names the failure counter.
+    """A group has no rewards. ``reason`` is the name of the failure counter.
 
     Fix: correct the reward at the named line.
     """
@@ -147,8 +147,8 @@ class Child:
     """A process, its open calls, and the socket to it.
 
     After a call fails, the child must not be used again unless its job outlives calls. A child is
-    worn if it has cancelled a call that ran next to others, because that call may have left threads
-    or processes. It is also worn after as many calls as its job allows.
+    worn (due to be replaced) if it has cancelled a call that ran next to others, because that call
+    may have left threads or processes. It is also worn after as many calls as its job allows.
     """
 
     def __init__(
@@ -172,10 +172,10 @@ class Child:
         self._end: asyncio.Task[None] | None = None
         self._receiving: asyncio.Task[None] | None = None
         self.is_worn = False
-        """Whether it will be replaced. It still finishes its open calls."""
+        """Whether the child will be replaced. It still finishes its open calls."""
         self.is_gone = False
         self.idle_loss: RewardFailed | None = None
-        """Why the process ended, if it had received no call."""
+        """Why the process ended, if it ended before it received any call."""
 
     @classmethod
     async def start(
@@ -184,7 +184,7 @@ class Child:
         """Start a process and import the target in it.
 
         Raises:
-            RewardFailed: ``reward_import_failed``, or the process died or hung in its imports.
+            RewardFailed: ``reward_import_failed``, or the process died or hung during its imports.
         """
         child = cls(target, job, *await _spawn(job.program, target), events)
         try:
@@ -214,11 +214,12 @@ class Child:
 
         Cancelling this coroutine ends the call.
 
-        A plain function has the deadline for each sample in turn. An async function has it for all
-        samples together, because their calls run concurrently.
+        For a plain function, the deadline applies to each sample in turn. For an async function, it
+        applies to all samples together, because their calls run concurrently.
 
         Raises:
-            RewardFailed: For the first sample without a reward, or with two. The process is gone.
+            RewardFailed: A sample has no reward, or two. The error is about the first such sample.
+                The process is gone.
         """
         self._begun += 1
         number = self._begun
@@ -241,13 +242,13 @@ class Child:
                 self._cancel(number)
 
     def drain(self) -> None:
-        """End the process when its last call has ended."""
+        """End the process once its last call has ended."""
         self._is_draining = True
         if not self._open:
             self.kill()
 
     def kill(self) -> asyncio.Task[None]:
-        """Kill the process group; the task is done when the process is gone."""
+        """Kill the process group. The returned task is done when the process is gone."""
         if self._end is None:
             with suppress(ProcessLookupError):  # it has already ended
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -283,7 +284,7 @@ class Child:
             call.deadline.reschedule(now + self._target.deadline_s)
 
     def _explain_late(self, number: int, call: OpenCall) -> RewardFailed:
-        """Return the failure of a late call. It is not at fault if another keeps the event loop."""
+        """Return the failure of a late call, not at fault if another call blocks the event loop."""
         target, deadline_s = self._target.target, self._target.deadline_s
         late, blocking = self._job.late.format(target=target, deadline_s=deadline_s), ""
         if self._job.calls_at_once > 1:
@@ -335,7 +336,7 @@ class Child:
         """Return the next message.
 
         Raises:
-            RewardFailed: ``reward_process_died``, including for a message above the size limit.
+            RewardFailed: ``reward_process_died``, also if a message exceeds the size limit.
         """
         try:
             nbytes = body_length(await self._reader.readexactly(LENGTH.size))
@@ -458,10 +459,10 @@ async def _spawn(program: str, target: RewardTarget) -> tuple[Process, Streams, 
 
 
 class ChildPool:
-    """Pool of ``size`` children. Further calls wait in order of arrival.
+    """Pool of ``size`` children. If all are busy, further calls wait in order of arrival.
 
-    A child that is worn or gone is replaced at once. A worn child finishes its open calls
-    meanwhile. At most ``size`` children do so. All methods belong to one event loop.
+    A child that is worn or gone is replaced at once. A worn child still finishes its open calls. At
+    most ``size`` worn children do so at a time. All methods belong to one event loop.
     """
 
     def __init__(self, target: RewardTarget, size: int, job: ChildJob = _SCORING) -> None:
@@ -496,7 +497,7 @@ class ChildPool:
         Cancelling this coroutine ends the call.
 
         Raises:
-            RewardFailed: With the reason of the first sample that has no reward.
+            RewardFailed: A sample has no reward. The error has the reason of the first such sample.
         """
         if not responses:
             return []
@@ -525,13 +526,13 @@ class ChildPool:
         return tuple(child.pid for child in children if child is not None and not child.is_gone)
 
     async def _emptiest(self) -> Child:
-        """Return the child with the fewest calls, once started.
+        """Return the child with the fewest calls, once it has started.
 
-        It has room, because a call in a child that is being replaced also occupies a place. A
-        cancellation does not cancel the start.
+        It has room, because a call in a child that is being replaced also occupies a place in the
+        pool. If this coroutine is cancelled, the start continues.
 
         Raises:
-            RewardFailed: It did not start. The next call tries again.
+            RewardFailed: The child did not start. The next call tries again.
         """
         while True:
             start = min(self._starts, key=self._load)
@@ -558,7 +559,7 @@ class ChildPool:
         return asyncio.create_task(start, name="reward-child-start")
 
     def _replace(self) -> None:
-        """Replace each child that is gone, or worn while fewer than ``size`` drain."""
+        """Replace children that are gone, and worn ones while fewer than ``size`` drain."""
         self._former = [each for each in self._former if not each.has_ended]
         for place, start in enumerate(self._starts):
             child = _get_started(start)

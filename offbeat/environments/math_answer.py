@@ -1,10 +1,11 @@
 """Rewards a mathematical answer, compared by the library math-verify.
 
-It runs in a reward child, and the child's deadline is the only deadline. math-verify's timeouts use
-signals and then return False, so an answer that it had no time to read would get a reward of 0.
-Without them the child is killed, and the failure is counted as ``reward_deadline``.
+It runs in a reward child, and the child's deadline is the only deadline. math-verify's own timeouts
+are disabled: they return False, so an answer that it had no time to read would get a reward of 0.
+Instead, the child is killed, and the failure is counted as ``reward_deadline``.
 
-Only a reward child imports this module: the package is an extra, and its import lasts a second.
+Only a reward child imports this module, because the package is an extra, and its import takes a
+second.
 """
 # pyright: reportArgumentType=false, reportMissingImports=false, reportMissingTypeStubs=false
 # pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false
@@ -21,7 +22,7 @@ from offbeat.environments.final_answer import without_thinking
 from offbeat.environments.prompt_row import read_column
 
 _MARKED: Final = ("\\boxed", "$", "\\(", "\\[")
-"""Marks by which math-verify finds LaTeX. It searches a text without marks only for numbers."""
+"""Marks by which math-verify finds LaTeX. In a text without marks, it finds only numbers."""
 
 
 def math_reward(
@@ -33,7 +34,7 @@ def math_reward(
     without a final answer is wrong.
 
     Raises:
-        ValueError: math-verify can read nothing in the row's answer.
+        ValueError: math-verify cannot read the row's answer.
     """
     logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its timeouts are off
     answer = read_column(prompt, answer_key)

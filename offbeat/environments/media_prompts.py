@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class MediaError(OffbeatError):
-    """Base of the errors of media in prompts; ``reason`` is the reason of the group's failure."""
+    """Base of the errors about media in prompts. ``reason`` is why the group failed."""
 
     @property
     def reason(self) -> str:
@@ -25,7 +25,7 @@ class MediaError(OffbeatError):
 
 
 class MediaEncoder(Protocol):
-    """Encodes prompts that name media, instead of their environment."""
+    """Encodes prompts that name media, in place of their environment."""
 
     async def encode(self, prompt: Prompt) -> EncodedPrompt | None:
         """Return the first observation of a prompt that names media, or None if it names none.
@@ -94,7 +94,7 @@ class MediaPlugin(Protocol):
         """Check that the arrays of media agree with each other.
 
         Raises:
-            SchemaError: Names the first array at fault.
+            SchemaError: They do not. The error names the first array at fault.
         """
         ...
 
@@ -103,11 +103,11 @@ class MediaPlugin(Protocol):
         ...
 
     def log_columns(self) -> Mapping[str, Any]:
-        """Return the Arrow type of each column of the rollout files that it fills, by name."""
+        """Return the Arrow types, by name, of the columns that it fills in the rollout files."""
         ...
 
     def log_values(self, media: Media | None) -> tuple[Mapping[str, Any], int]:
-        """Return the value of each column for a group, and the total of their bytes."""
+        """Return a group's value for each of these columns, and their total bytes."""
         ...
 
     def read_logged(self, run_dir: Path, prompt_index: int) -> list[Any]:
@@ -130,6 +130,6 @@ def find_media() -> MediaPlugin:
     """Return the plug-in of media, or ``NoMedia`` if it is missing.
 
     Raises:
-        PluginUnusable: Its import fails.
+        PluginUnusable: The import of the plug-in fails.
     """
     return doors.find_media()

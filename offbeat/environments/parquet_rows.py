@@ -21,7 +21,7 @@ _BATCH_ROWS: Final = 256
 """Rows decoded at once. A row group may have a million rows."""
 
 _BUFFER_BYTES: Final = 2**20
-"""Bytes of a column read at once. Without a bound, a row group's whole column is read."""
+"""Bytes of a column read at once. Without a limit, a row group's whole column would be read."""
 
 
 def parquet_rows(
@@ -29,9 +29,9 @@ def parquet_rows(
 ) -> Iterator[dict[str, Any]]:
     """Yield the rows of an open file as plain values, in the file's order.
 
-    Only ``columns`` are read, or all columns if none are named. A null is None. In the columns
-    ``media`` a value may be the bytes of a file, directly or as field ``bytes``. They become
-    ``{"bytes": text in base64}``.
+    Only ``columns`` are read, or all columns if none are named. A null becomes None. In the columns
+    ``media``, a value may be the bytes of a file, directly or as field ``bytes``. These bytes
+    become ``{"bytes": text in base64}``.
 
     Raises:
         PromptFileError: The file is damaged or changes meanwhile, lacks a column, or has a column
@@ -71,7 +71,7 @@ def _problem_of_columns(
 
 
 def _find_type(schema: pa.Schema, name: str) -> pa.DataType | None:
-    """Return the type of a column, or of a field that a dotted name reaches. None if missing."""
+    """Return the type of a column, or of the field with a dotted name, or None if missing."""
     if name in schema.names:
         return schema.field(schema.names.index(name)).type
     top, *inner = name.split(".")

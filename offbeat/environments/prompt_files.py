@@ -74,7 +74,7 @@ ShownPart = Callable[[Mapping[str, object]], object]
 """Returns the part of a row from which the prompt is made."""
 
 _LONGEST_ROW_BYTES: Final = 16 * 2**20
-"""Limit of a row's bytes, because a prompt travels to a worker in one message."""
+"""Maximum bytes of a row, because a prompt is sent to a worker in one message."""
 
 _TOO_DEEP: Final = f"is nested more than {DEEPEST} deep; make it flatter, or put it in a string"
 _TOO_LONG: Final = f"has more than {_LONGEST_ROW_BYTES >> 20} MiB; a prompt travels in one message"
@@ -95,16 +95,16 @@ _OTHERS: Final = {
 }
 """First bytes of other unusable files, their description, and the fix."""
 _EITHER: Final = ("prompt", "messages")
-"""Keys of which a row has one, so a Parquet file with both columns has a null in each row."""
+"""Keys of which a row has only one. So a Parquet file with both columns has a null in each row."""
 _RENDERED: Final = ("messages", *OF_MESSAGES)
-"""Keys whose values the chat template reads. It may test whether a field exists."""
+"""Keys whose values the chat template reads. The template may test whether a field exists."""
 _NO_COLUMNS: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class PromptFileError(OffbeatError):
     """A prompt file cannot be used as it is.
 
-    ``line`` is a line of JSON Lines, or a row of Parquet counted from 1. 0 means the whole file.
+    ``line`` is a line of JSON Lines, or a row of Parquet, counted from 1. 0 means the whole file.
 
     Fix: fix the named row, or name the columns in ``data.columns``.
     """
@@ -122,16 +122,17 @@ class PromptFileError(OffbeatError):
 class FilePrompts(RowPrompts):
     """Rows of JSON Lines or Parquet files, one file after another. Blank lines are skipped.
 
-    Each row is an object in which ``problem_of`` finds no problem. Unless the environment defines
-    other rows, a row has ``prompt`` (a string, tokenised unchanged) or ``messages`` (a list of
-    ``{"role": ..., "content": ...}``, rendered by the chat template). All other keys belong to the
-    environment. ``columns`` maps keys to columns of the file. If set, a row has only these keys.
-    A null is None, with two exceptions in Parquet, which has a place for every column and field:
-    a null ``prompt`` or ``messages`` is a missing key, and so is a null field inside of messages
-    or of values that are rendered with them.
+    Each row must be an object in which ``problem_of`` finds no problem. Unless the environment
+    defines a different form, a row has ``prompt`` (a string, tokenised unchanged) or ``messages``
+    (a list of ``{"role": ..., "content": ...}``, rendered by the chat template). All other keys
+    belong to the environment. ``columns`` maps keys to columns of the file. If it is set, a row has
+    only these keys. A null becomes None. There are two exceptions for Parquet, where every row has
+    all columns and fields. A null ``prompt`` or ``messages`` counts as a missing key. So does a
+    null field inside of messages, or of values that are rendered with them.
 
     Raises:
-        PromptFileError: Names the line, its problem and the expected form.
+        PromptFileError: A row cannot be used. The error names the line, the problem and the
+            expected form.
     """
 
     def __init__(
@@ -167,9 +168,9 @@ class FilePrompts(RowPrompts):
 def prompt_files(path: str, commits: Mapping[str, str] = NO_COMMITS) -> list[Path]:
     """Return the files of ``data.path``: the path itself, or the files of a directory by name.
 
-    A directory yields its ``*.parquet`` files, or else its ``*.jsonl`` files. Without either it
-    yields itself, which cannot be read. In a file name ``*`` matches any characters. Files on the
-    hub are downloaded, at the path's commit in ``commits``.
+    A directory gives its ``*.parquet`` files, or else its ``*.jsonl`` files. If it has neither, the
+    result is the directory itself, which cannot be read. In a file name ``*`` matches any
+    characters. Files on the hub are downloaded, at the path's commit in ``commits``.
 
     Raises:
         HubFilesError: Files on the hub cannot be fetched.
@@ -280,7 +281,7 @@ class _Reader:
             yield row
 
     def _map_row(self, path: Path, number: int, row: Mapping[str, object]) -> Mapping[str, object]:
-        """Return the row under the keys that the environment reads."""
+        """Return the row with the keys that the environment reads."""
         mapped = dict[str, object]() if self._columns else dict(row)
         for key, column in self._columns.items():
             try:
@@ -291,7 +292,7 @@ class _Reader:
         return mapped
 
     def _check_row(self, path: Path, number: int, mapped: Mapping[str, object]) -> None:
-        """Raise if the row cannot be used, else record its prompt's digest."""
+        """Raise if the row cannot be used. Otherwise record the digest of its prompt."""
         if problem := self._problem_of(mapped):
             raise PromptFileError(str(path), number, problem)
         shown = msgspec.json.encode(self._shown_of(mapped), order="deterministic")
@@ -303,7 +304,7 @@ class _Reader:
 
 
 def _problem_of_format(path: Path, head: bytes) -> tuple[str, str] | None:
-    """Return the format of a file that is neither Parquet nor JSON Lines, and the fix."""
+    """Return what format a file has that is neither Parquet nor JSON Lines, and the fix."""
     for magic, (form, program) in _COMPRESSED.items():
         if head.startswith(magic):
             return f"is compressed ({form})", f"Unpack it: `{program} {shlex.quote(path.name)}`"

@@ -3,7 +3,7 @@
 ``prompt`` is a text. ``messages`` is a conversation, which the chat template renders with the
 ``tools`` and the ``chat_template_kwargs`` of the row.
 
-It also looks up columns that recipes name, and answers for graders.
+The module also looks up columns that recipes name, and answers for graders.
 """
 
 from collections.abc import Mapping
@@ -19,13 +19,13 @@ OF_MESSAGES: Final[Mapping[str, type]] = {"tools": list, "chat_template_kwargs":
 """Fields that the chat template renders together with ``messages``, and their types."""
 
 _UNSHOWN: Final = ("system", "system_prompt", "video", "videos", "audio", "audios")
-"""Fields by which other libraries change a prompt. Here no prompt contains them."""
+"""Fields with which other libraries change a prompt. Here they would have no effect."""
 
 
 def of_messages(row: Mapping[str, object], key: str) -> Any:  # noqa: ANN401 - as the template takes it
     """Return a field of ``OF_MESSAGES``, or None if it is missing or empty.
 
-    Parquet has one type per column, so data sets hold tool definitions as JSON in a text.
+    Parquet has one type per column, so data sets store tool definitions as JSON text.
     """
     value = row.get(key)
     if isinstance(value, str) and value:
@@ -50,7 +50,7 @@ def row_problem(fields: Mapping[str, object]) -> str | None:
 def unshown_problem(
     fields: Mapping[str, object], *, makes_chat: bool = False, is_answered: bool = False
 ) -> str | None:
-    """Return which field of a row cannot reach the prompt, or None if each can.
+    """Return which field of a row cannot be part of the prompt, or None if all can.
 
     Args:
         fields: A row in which ``row_problem`` finds no problem.

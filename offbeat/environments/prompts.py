@@ -1,8 +1,8 @@
 """Prompt sources: pure functions from an index in the endless order to a prompt.
 
 A source has no cursor. A run that resumes asks for the prompt indices it still needs and gets the
-same prompts, so nothing is skipped and nothing repeated. The order is a seeded permutation in
-constant memory and time. With several environments, their weights determine their shares.
+same prompts, so nothing is skipped and nothing repeated. The order is a seeded permutation that
+needs constant memory and time. With several environments, their weights determine their shares.
 """
 
 import abc
@@ -23,9 +23,10 @@ _MASK = (1 << 64) - 1
 def permute(place: int, rows: int, seed: int, epoch: int) -> int:
     """Return the row at ``place`` of epoch ``epoch``: a permutation of ``range(rows)`` per epoch.
 
-    It is a balanced Feistel network over the smallest power of four that holds ``rows``. A value
-    outside the range is mapped again (cycle walking, Black and Rogaway 2002), fewer than four times
-    on average. Unlike a shuffled list it costs no memory, and no pause at the start of an epoch.
+    It is a balanced Feistel network over the smallest power of four that is at least ``rows``. A
+    value outside the range is mapped again (cycle walking, Black and Rogaway 2002), fewer than four
+    times on average. Unlike a shuffled list, this needs no memory, and no pause at the start of an
+    epoch.
     """
     half_bits = max(1, ((rows - 1).bit_length() + 1) // 2)
     keys = _round_keys(seed, epoch)
@@ -76,7 +77,7 @@ class RowPrompts(abc.ABC):
     """Prompt source over numbered rows. A subclass returns the content of a row."""
 
     _folder = ""
-    """Folder of the files with the rows. Empty if the rows come from no file."""
+    """Folder of the files with the rows, or empty if the rows do not come from files."""
 
     def __init__(self, rows: int, *, shuffle: bool, seed: int, epochs: int | None) -> None:
         self._rows, self._shuffle, self._seed, self._epochs = rows, shuffle, seed, epochs
@@ -147,10 +148,10 @@ class EnvironmentPrompts:
 class MixedPrompts:
     """Prompt source over several environments: a pure function of the seed and the prompt index.
 
-    A cycle has as many prompts as the weights add up to. It holds as many prompts of each
-    environment as its weight, in an order drawn from (seed, cycle). The n-th prompt of an
-    environment in this order is prompt n of its source, so each row occurs once per epoch of its
-    source. The mixed source ends when one of the environments ends.
+    Prompts come in cycles. A cycle has as many prompts of each environment as the environment's
+    weight, in an order drawn from (seed, cycle). The n-th prompt of an environment in this order is
+    prompt n of its source, so each row occurs once per epoch of its source. The mixed source ends
+    when the source of any environment ends.
     """
 
     def __init__(

@@ -2,12 +2,12 @@
 
 An environment is ``SingleTurn`` or ``MultiTurn``. Both run on the worker's event loop, many groups
 at once. A method that waits is async. A method that computes for long belongs in a child process
-(``function_reward``). If a method raises, the sample or its group fails by
+(``function_reward``). If a method raises, the sample or its group fails, depending on
 ``rollout.on_failed_sample``, with reason ``environment_raised``. No failure ever becomes a reward
 of 0. To request a later retry, raise ``EnvironmentUnavailable``, which is also defined here.
 
-A custom environment subclasses one of the two, is named ``module:Class`` in ``environment.target``
-and is created once per worker, as ``Class(tokenizer, **environment.options)``.
+A custom environment subclasses one of the two. The recipe names it as ``module:Class`` in
+``environment.target``. Each worker creates it once, as ``Class(tokenizer, **environment.options)``.
 """
 
 import abc
@@ -22,7 +22,7 @@ from offbeat.messages.media import Media
 
 @dataclass(frozen=True, slots=True)
 class EncodedPrompt:
-    """First observation with media, as the model's processor makes it."""
+    """First observation with media, as the model's processor encodes it."""
 
     token_ids: tuple[int, ...]  # the placeholder tokens of the media are already expanded
     media: Media | None = None
@@ -35,7 +35,7 @@ class Environment(abc.ABC):
         """Start the environment. Called once, before any other method."""
 
     async def close(self) -> None:  # noqa: B027
-        """Close the environment. Called once, at the end, when no group is running."""
+        """Close the environment. Called once, when no group is running any more."""
 
     @property
     def reward_calls(self) -> int:
@@ -60,16 +60,16 @@ class SingleTurn(Environment):
         """Return one finite reward per sample, in the order of ``result``.
 
         A reward may be ``NamedRewards``. The values in ``by_name`` are metrics, with the same names
-        for each sample. Only ``reward`` is trained on. Set ``answer`` to the text that ``answers``
-        would return if scoring finds it.
+        for each sample. Only ``reward`` is trained on. If scoring finds the final answer, set
+        ``answer`` to the text that ``answers`` would return.
         """
 
     def answers(self, result: GenerateResult) -> Sequence[str]:
         """Return the final answer of each sample, as text that is equal for equal answers.
 
-        The text is empty for a sample without an answer. Return nothing at all, as here, if answers
-        cannot be compared: an evaluation then has no maj@k. Called only for evaluations, after
-        ``score``, and not if ``score`` has set an answer.
+        The text is empty for a sample without an answer. If answers cannot be compared, return an
+        empty sequence, as this method does. An evaluation then has no maj@k. Called only for
+        evaluations, after ``score``, and not if ``score`` has set an answer.
         """
         del result
         return ()
@@ -125,10 +125,10 @@ class MultiTurn(Environment):
 class EnvironmentUnavailable(Exception):
     """An environment or an async reward cannot reach its service, such as a sandbox or a judge.
 
-    The prompt is not at fault: the group is retried with growing waits, within
-    ``rollout.infrastructure_retries``. It does not count against the engine. A call of an async
-    reward is first retried itself, up to ``environment.reward_retries`` times and not before
-    ``retry_after_s``.
+    The prompt is not at fault, so the group is retried with growing waits, within
+    ``rollout.infrastructure_retries``. The failure does not count against the engine. If a call of
+    an async reward raises this, the call itself is retried before that: up to
+    ``environment.reward_retries`` times, and not before ``retry_after_s``.
 
     Fix: none: your code raises this error. Raise ``rollout.infrastructure_retries`` for long
     outages.

@@ -14,7 +14,7 @@ _LARGEST = 3.4e38  # rewards are stored as float32
 _REWARD: Final = "reward"
 _ANSWER: Final = "answer"
 _LONGEST_ANSWER_BYTES: Final = 200
-"""Limit of an answer's length. The controller handles receipts, and models may write any length."""
+"""Maximum length of an answer. It is part of receipts, which the controller handles."""
 
 
 class RewardFault(enum.StrEnum):
@@ -52,8 +52,8 @@ class NamedRewards(NamedTuple):
 def parse_reward(value: object, name: str = "the reward") -> float | BadReward:
     """Return ``value`` as a reward: a real number, finite as float32.
 
-    A bool counts as a number, as does the value of an array or tensor without axes. Anything else
-    is reported under ``name``, not corrected.
+    A bool counts as a number. So does an array or tensor without axes. Any other value is not
+    corrected but reported under ``name``.
     """
     if value is None:
         problem = f"{name} is None; return a float on every path"
@@ -84,9 +84,10 @@ def are_rewards(values: Sequence[object]) -> TypeGuard[list[float]]:
 
 
 def parse_named_reward(value: Mapping[object, object]) -> NamedRewards | BadReward:
-    """Return the content of a reward function's mapping: ``reward``, and ``answer`` as text.
+    """Return the content of the mapping that a reward function returned.
 
-    An answer of None means that the sample has none. Other keys are refused.
+    Its keys are ``reward`` and ``answer``, a text. An ``answer`` of None means that the sample has
+    none. Other keys are refused.
     """
     answer = value.get(_ANSWER, "")
     keys: set[object] = {_REWARD, _ANSWER}
@@ -104,7 +105,7 @@ def parse_named_reward(value: Mapping[object, object]) -> NamedRewards | BadRewa
 
 
 def short_answer(answer: str) -> str:
-    """Return a final answer in the form that is compared: a long answer becomes its digest."""
+    """Return a final answer in the form in which it is compared: a long answer as its digest."""
     content = answer.encode(errors="replace")
     if len(content) <= _LONGEST_ANSWER_BYTES:
         return content.decode()

@@ -25,7 +25,7 @@ _ROW_CHECKS: Final[dict[str, RowCheck]] = {
     "gsm8k": question_problem,
     "demonstrations": demonstration_problem,
 }
-"""Row checks of environments that need more than ``prompt`` or ``messages``, or neither."""
+"""Row checks of environments that need more keys than ``prompt`` or ``messages``, or others."""
 
 _SHOWN: Final = ("prompt", "messages", *OF_MESSAGES)
 """Keys of a row that change the prompt, in addition to the keys of media."""
@@ -34,8 +34,8 @@ _SHOWN: Final = ("prompt", "messages", *OF_MESSAGES)
 def reads_any_key(config: EnvironmentConfig) -> bool:
     """Return whether a prompt may be made from any key of a row.
 
-    Such an environment may use media keys for something else. Other environments would drop a
-    medium.
+    Such an environment may use media keys for something else. Any other environment would silently
+    drop the media.
     """
     return config.name == "custom" or config.reads_any_row
 
@@ -47,7 +47,7 @@ def row_check(config: EnvironmentConfig) -> RowCheck:
 
 
 def shown_part(config: EnvironmentConfig) -> ShownPart:
-    """Return the function that picks the part of a row from which its prompt is made.
+    """Return the function that selects the part of a row from which the prompt is made.
 
     An agent or a custom environment may make a prompt from anything in a row.
     """

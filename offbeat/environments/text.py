@@ -20,7 +20,7 @@ _SET_HERE: Final = ("messages", "tools", "add_generation_prompt")
 
 
 class UnreadByTemplate(Exception):
-    """The chat template does not read a field of a row, so the prompt would lack it."""
+    """The chat template does not read a field of a row, so the prompt would lack the field."""
 
     def __init__(self, field: str, known: Iterable[str]) -> None:
         super().__init__(field, known)
@@ -80,8 +80,8 @@ def render_prompt(
 ) -> Any:  # noqa: ANN401 - token ids, or text
     """Render the messages of a row by the chat template, with the other fields that it reads.
 
-    The template opens the assistant's turn. If the last message is the assistant's, it already is
-    that turn, and the model continues its text.
+    The template opens the assistant's turn. But if the last message is the assistant's, it is that
+    turn, and the model continues its text.
 
     Raises:
         UnreadByTemplate: The template does not read a field of the row.
@@ -107,7 +107,7 @@ def template_options(
     row: Mapping[str, Any],
     template: Any,  # noqa: ANN401 - a tokenizer or a processor of transformers
 ) -> dict[str, Any]:
-    """Return the row's values for the chat template besides messages: tools, and variables.
+    """Return the row's values for the chat template in addition to messages: tools, and variables.
 
     Raises:
         UnreadByTemplate: The template does not read one of them.
@@ -155,12 +155,12 @@ def for_template(
 ) -> Sequence[Mapping[str, Any]]:
     """Return the messages with their texts in the form that the chat template reads.
 
-    Templates of some image-text models (SmolVLM, Idefics3) read a list of parts as content and drop
-    a plain text. Most templates of text models read a text, and print a list of parts in Python's
-    notation. Neither template reports an error. Parts other than texts stay. Null fields of a part
-    are removed, because Qwen's templates treat any text with a field ``image`` as a picture.
-    Arguments of tool calls become objects, which templates write as JSON. The role ``developer``,
-    which most templates drop, becomes ``system``.
+    Templates of some image-text models (SmolVLM, Idefics3) read a list of parts as content, and
+    drop plain text. Most templates of text models read plain text, and print a list of parts in
+    Python's notation. Neither kind reports an error. Parts that are not text stay unchanged. Null
+    fields of a part are removed, because Qwen's templates treat any text with a field ``image`` as
+    a picture. Arguments of tool calls become objects, which templates write as JSON. The role
+    ``developer``, which most templates drop, becomes ``system``.
     """
     messages = [_with_objects(_without_nulls(message)) for message in messages]
     contents = [message.get("content") for message in messages]
@@ -179,7 +179,7 @@ def for_template(
 
 
 def _with_objects(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the message with the role, and the arguments of calls, that templates read."""
+    """Return the message with its role, and the arguments of its calls, as templates read them."""
     if message.get("role") == "developer":
         message = {**message, "role": "system"}
     if not (calls := message.get("tool_calls")):
@@ -206,13 +206,13 @@ def read_arguments(text: str) -> Any:  # noqa: ANN401 - any JSON
 
 
 def in_one_form(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the message in a canonical form, equal for messages with the same content."""
+    """Return the message in a canonical form, which is equal for messages with the same content."""
     plain = _in_one_text(_with_objects(_without_nulls(message)))
     return {key: value for key, value in plain.items() if value not in (None, [])}
 
 
 def _without_nulls(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the message without the fields of its parts that are null."""
+    """Return the message without null fields in its parts."""
     content = message.get("content")
     if not isinstance(content, list):
         return message
@@ -268,7 +268,7 @@ def _in_parts(message: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _in_one_text(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the message with its texts joined as templates that read parts write them."""
+    """Return the message with its texts joined, as templates that read parts would join them."""
     content = message.get("content")
     if not _is_text_parts(content):
         return message

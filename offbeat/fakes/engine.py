@@ -56,7 +56,7 @@ class StubEngine:
         self.tokens = 0
         """Tokens generated since start."""
         self.busy_s = 0.0
-        """Modelled seconds of the ended requests, one at a time."""
+        """Modelled seconds of the ended requests, as if they ran one at a time."""
         self._config, self._seed, self._sleep = config, seed, sleep
         self._open: dict[str, _Rollout] = {}
         self._closed = False
@@ -92,7 +92,7 @@ class StubEngine:
         return self._result(request, rollout, rng)
 
     async def set_version(self, version: int) -> None:
-        """Wait for the modelled time of a weight sync. Open requests end in the new version."""
+        """Wait for the modelled time of a weight sync. Open requests end with the new version."""
         self.check_usable("set version")
         await self._sleep(self._config.sync_s)
         self.version = version
@@ -144,7 +144,7 @@ class StubEngine:
 
 
 def _find_end(token_ids: Sequence[int], most: int, stop: Sequence[str]) -> tuple[int, str]:
-    """Return the length of a sample with these drawn tokens, and why it ends there."""
+    """Return where a sample with these drawn tokens ends, and why."""
     if stop:
         matcher = StopMatcher(stub_text, stop)
         for length, token in enumerate(token_ids, 1):
@@ -154,7 +154,7 @@ def _find_end(token_ids: Sequence[int], most: int, stop: Sequence[str]) -> tuple
 
 
 def even_spans(versions: list[int], tokens: int) -> VersionSpans:
-    """Spread the tokens evenly over the versions, in order, or over the newest if too few."""
+    """Spread the tokens evenly over the versions, in order. If too few, use the newest versions."""
     versions = versions[-tokens:]
     bounds = [round(at * tokens / len(versions)) for at in range(len(versions))] + [tokens]
     return tuple(

@@ -1,4 +1,4 @@
-"""Ports of the controller that answer at once. Planning adds times to them, benchmarks do not."""
+"""Ports of the controller that answer at once. Planning adds times to them. Benchmarks do not."""
 # ruff: noqa: ARG002 - a port has the arguments of its protocol and ignores most of them
 
 from offbeat.config.loss_spec import LossSpec

@@ -1,6 +1,6 @@
 """Correct receipts of groups that were not sampled, for tests, planning and the simulator.
 
-Also prompts without content, for the same users.
+Also provides prompts without content, for the same purposes.
 """
 
 from dataclasses import dataclass
@@ -20,8 +20,8 @@ def make_receipt(
 ) -> Receipt:
     """Return a consistent receipt with one sample per entry of ``version_spans``.
 
-    The spans decide how many tokens a sample has. All tokens are valid. Rewards alternate between 0
-    and 1, unless ``facts`` has others.
+    The spans determine how many tokens a sample has. All tokens are valid. Rewards alternate
+    between 0 and 1, unless ``facts`` has other rewards.
     """
     n = len(version_spans)
     lengths = tuple([sum([tokens for _, tokens in spans]) for spans in version_spans])

@@ -1,6 +1,6 @@
 """Versions and epochs that fakes refuse, independent of the trainers' and engines' checks.
 
-A fake that called a check of the product could not show that the check is wrong.
+If a fake called a check of the product, it could not show that the check is wrong.
 """
 
 from offbeat.messages.failures import (

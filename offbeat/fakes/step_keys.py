@@ -1,6 +1,6 @@
 """Order of a train step's calls for fake trainers, independent of the trainers' guard.
 
-A fake that called the product's ``StepGuard`` could not show that the guard is wrong.
+If a fake called the product's ``StepGuard``, it could not show that the guard is wrong.
 """
 
 from collections.abc import Callable

@@ -1,7 +1,7 @@
 """Trainer without a model: the same calls and keys, synthetic numbers, a cost model.
 
-All its replies depend only on the groups that it received, not on their order or chunks. Two runs
-that trained the same groups in the same steps have the same digest.
+Its replies depend only on the groups that it received, not on their order or chunks. If two runs
+train the same groups in the same steps, their digests are equal.
 """
 
 import math
@@ -76,7 +76,7 @@ class _OpenStep:
 
 
 class StubTrainer(TrainerBackend):
-    """Trainer with only sixteen bytes of weights: its digest."""
+    """Trainer whose weights are only sixteen bytes: its digest."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class StubTrainer(TrainerBackend):
     def prepare_logprobs(
         self, chunk: "TensorDictBase", **request: Unpack[LogprobRequest]
     ) -> list[LogprobColumns]:
-        """Return the engine's logprobs under the requested names, as if both agreed exactly."""
+        """Return the engine's logprobs under the requested names, as if the trainer agreed."""
         names = list_requested_columns(request)
         return [
             {name: group[GENERATION_LOGPROBS].astype(np.float32) for name in names}
@@ -126,7 +126,7 @@ class StubTrainer(TrainerBackend):
         return self._digest
 
     def save(self, directory: str | Path) -> None:
-        """Write the weights to the place of an exported model."""
+        """Write the weights to where a model would be exported."""
         Path(directory).mkdir(parents=True, exist_ok=True)
         self._save(Path(directory))
 

@@ -1,6 +1,6 @@
-"""Finds the tokens that end a sample in the files of a model, for every kind of engine.
+"""Finds in a model's files the tokens that end a sample, for every kind of engine.
 
-It reads only JSON files. If samples never ended, the model would train only on truncated samples.
+Only JSON files are read. If samples never ended, the model would train only on truncated samples.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -62,7 +62,7 @@ def end_ids_problem(
 
 
 def stop_ids_problem(stop_token_ids: Sequence[int], vocabulary: int) -> str:
-    """Return a problem with ids outside a vocabulary of this size, or an empty string."""
+    """Describe ids that are outside a vocabulary of this size, or return an empty string."""
     outside = [each for each in stop_token_ids if not 0 <= each < vocabulary]
     return f"stop_token_ids={outside} are outside the vocabulary of {vocabulary}" if outside else ""
 
@@ -76,7 +76,7 @@ def warn_of_end_ids(
 
 
 def tokenizer_end(folder: Path) -> tuple[str, int | None]:
-    """Return the tokenizer's own end-of-sequence token and its id, None if unknown."""
+    """Return the tokenizer's own end-of-sequence token and its id, each None if unknown."""
     settings = _read(folder / "tokenizer_config.json")
     token: Any = settings.get("eos_token")
     if isinstance(token, dict):

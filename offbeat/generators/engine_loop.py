@@ -10,9 +10,10 @@ has work, it runs steps back to back without waiting for the event loop. Only th
 engine.
 
 If an engine shares its weights with the trainer, the thread asks ``StepTurns`` before each step. If
-a step is not allowed, the thread returns as if it had no work, until it is allowed.
+the step is not allowed, the thread returns as if it had no work. It starts again once a step is
+allowed.
 
-``SteppedEngine`` is the interface of an engine that computes in steps, for example of a plug-in.
+``SteppedEngine`` is the interface of an engine that computes in steps, for example from a plug-in.
 """
 
 import asyncio
@@ -67,7 +68,7 @@ class SteppedEngine(Protocol):
         ...
 
     def drop(self, request_id: str) -> None:
-        """Remove a request. Ignore an id that is not open."""
+        """Remove a request. Do nothing if no such request is open."""
         ...
 
     def step(self) -> list[GenerateResult]:
@@ -82,7 +83,10 @@ class SteppedEngine(Protocol):
         ...
 
     def set_version(self, version: int) -> None:
-        """Stamp tokens with this version from the next step on. Ends the state of ``lose``."""
+        """Stamp tokens with this version from the next step on.
+
+        After ``lose``, requests are accepted again.
+        """
         ...
 
     def lose(self, problem: str) -> None:
@@ -121,7 +125,10 @@ class StepTurns(Protocol):
     """Decides when an engine may step. The engine's thread calls it."""
 
     def begin(self, retry: Callable[[], object]) -> bool:
-        """Begin a step, or return False and call ``retry`` in any thread once it is allowed."""
+        """Begin a step. If that is not allowed, return False and call ``retry`` once it is.
+
+        ``retry`` may be called in any thread.
+        """
         ...
 
     def end(self) -> None:
@@ -183,7 +190,7 @@ class EngineLoop(Generic[E]):
         """Return the finished samples of a request. Cancelling the call drops the request.
 
         Raises:
-            InvalidRequest: The engine can never serve it, or its id is open.
+            InvalidRequest: The engine can never serve the request, or its id is open.
             EngineUnavailable: The engine broke or was closed before the request finished.
         """
         self.check_usable("generate")
@@ -271,7 +278,7 @@ class EngineLoop(Generic[E]):
             self._start()
 
     def _retry(self) -> None:
-        """Restart the thread with a command that does nothing, after a refused step."""
+        """Restart the thread, after a refused step, with a command that does nothing."""
         if self._gone is None:
             done = asyncio.get_running_loop().create_future()
             self._post(lambda _: None, done, answers_at_once=True)

@@ -1,7 +1,7 @@
 """Base of all engine servers: requests, fence, weights, health. One server has one engine.
 
-An engine serves no version until it has received, verified and committed a release. Its ack
-contains the version and digest that it then serves.
+An engine serves no version until it has received, verified and committed a release. Its ack names
+the version and the digest that it then serves.
 """
 
 import contextlib
@@ -98,12 +98,14 @@ class EngineServer:
     async def generate(self, request: GenerateRequest) -> GenerateResult:
         """Generate samples, but only with weights of this run.
 
-        A restarted process still has its initial weights. Any error that is not an
-        ``OffbeatError`` is a bug in the engine. See ``classify``.
+        A restarted process refuses requests until it has loaded a release, because it has its
+        initial weights. Any error that is not an ``OffbeatError`` is a bug in the engine
+        (``classify``).
 
         Raises:
-            EngineUnavailable: The engine holds no weights of this run, or ended before the request.
-            InvalidRequest: The engine can never serve the request, or its id is open.
+            EngineUnavailable: The engine holds no weights of this run, or ended before the request
+                did.
+            InvalidRequest: The engine can never serve the request, or the request's id is open.
         """
         if self._version is None:
             problem = "it holds no weights of this run"
@@ -111,7 +113,7 @@ class EngineServer:
         return await self._served.generate(request)
 
     def classify(self, error: Exception) -> OffbeatError:
-        """Return the failure that reports an error of ``generate``: itself or a ``RemoteBug``."""
+        """Return the error to report for an error of ``generate``: the same, or a ``RemoteBug``."""
         if isinstance(error, OffbeatError):
             return error
         return RemoteBug(self._name, "generate", type(error).__name__, first_line(error))
@@ -120,7 +122,7 @@ class EngineServer:
         """Return the engine's state.
 
         Raises:
-            EngineUnavailable: The process is alive, but its engine is not.
+            EngineUnavailable: The process is alive, but its engine is broken.
         """
         self._guard.check(fence)
         self._served.check_usable("say how it is")
@@ -149,7 +151,7 @@ class EngineServer:
         return await self._read_back(version, manifest)
 
     async def _read_back(self, version: int, manifest: Manifest) -> ServedWeights:
-        """Return the release with digests of the served tensors, or with the problem."""
+        """Return the served release, with digests of the tensors read back, or with a problem."""
         problem = "this kind of engine cannot read back the weights that it serves"
         return ServedWeights(self._name, version, manifest, problem=problem)
 
@@ -162,15 +164,16 @@ class EngineServer:
             fence: Fence of the caller.
             epoch: Epoch of the transfer.
             release: The release without handles. If it has a delta, only the changes are loaded. If
-                it has no manifest, it names this process's initial weights, because an evaluation
-                has no trainer. The ack then has the digest of their files.
-            *handles: The chunks of the release or of its delta, or the handle of the trainer ranks
-                that hold its parts.
+                it has no manifest, it stands for this process's initial weights, because an
+                evaluation has no trainer. The ack then contains the digest of the model's files.
+            *handles: The chunks of the release or of its delta, or one handle for the trainer ranks
+                that hold the parts.
 
         Raises:
             BaseRefused: The engine does not serve the base of the delta. No transfer was begun, so
-                the full release may follow.
-            ReleaseLost: The ranks that hold a part have ended, or send a different release.
+                the caller may send the full release.
+            ReleaseLost: The ranks that hold a part have ended, or they now send a different
+                release.
             WeightSyncFailed: The release did not fit, arrived damaged, or could not be fetched.
         """
         started_s, delta, version = time.perf_counter(), release.delta, release.version
@@ -254,7 +257,7 @@ class EngineServer:
     async def _load_release(self, incoming: IncomingRelease) -> LoadOutcome:
         """Fetch, verify and commit a release, and check its canary if it has one.
 
-        Each kind of engine overrides it. An initial release has no data to fetch. The engine only
+        Each kind of engine overrides this. An initial release has no data to fetch: the engine only
         stamps tokens with its version from now on.
 
         Raises:
@@ -262,7 +265,7 @@ class EngineServer:
                 version.
             TransferRefused: The release did not fit, or arrived damaged, or the engine no longer
                 has the initial weights. It serves the previous version.
-            CanaryFailed: The engine computes different values. It serves nothing, and its requests
-                are lost.
+            CanaryFailed: The engine does not reproduce the trainer's values. It serves nothing, and
+                its requests are lost.
         """
         raise NotImplementedError

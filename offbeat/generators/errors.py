@@ -8,17 +8,17 @@ from offbeat.messages.failures import OffbeatError
 NO_TOKENIZER_FIX: Final = (
     "Put the tokenizer's files into the model directory, or end samples with stop_token_ids"
 )
-"""Fix for a request with stop strings if the tokenizer is missing."""
+"""Suggested fix if a request has stop strings and the tokenizer is missing."""
 
 
 def advise_another_engine() -> str:
-    """Return the advice to use an engine of a plug-in or, without plug-ins, another model."""
+    """Advise to use an engine of a plug-in or, without such plug-ins, a different model."""
     others = suggest_engine()
     return f"use generator.backend={others}" if others else "use a model of a different family"
 
 
 class UndecodableModel(OffbeatError):
-    """This engine would decode the model wrongly, or not at all.
+    """This engine would decode the model incorrectly, or not at all.
 
     Fix: use the other engine, or another model (docs/model-proofs.md).
     """

@@ -39,8 +39,8 @@ class WeightFetcher:
         Args:
             member: Name of the engine.
             device: Device into which device wires receive.
-            keeps_base: Whether the engine uses deltas. Deltas and their bases are sent only between
-                main memories.
+            keeps_base: Whether the engine uses deltas. Deltas and their bases are transferred only
+                between main memories.
         """
         self.member, self._device, self._only_on_host = member, device, keeps_base
         self._receiver: ReleaseReceiver | None = None  # of the transport of the first release
@@ -51,14 +51,14 @@ class WeightFetcher:
     ) -> "tuple[BucketMemory, ...]":
         """Receive and verify all buckets of a release from the ranks that hold them.
 
-        This includes buckets that the plan has only for other ranks of an engine. A cancelled fetch
-        stops at the next bucket, or at that bucket's deadline.
+        This includes buckets that the plan intends only for other ranks of the engine. A cancelled
+        fetch stops at the next bucket, or at the deadline of the present one.
 
         Args:
             ranks: Handle with the ranks.
             epoch: Epoch of the transfer.
             sent: Manifest of the release, or of its delta.
-            release: Manifest of the release, which names the tensors in errors.
+            release: Manifest of the release. Errors use its tensor names.
             to_host: Whether the buckets must be in main memory.
 
         Raises:
@@ -89,7 +89,7 @@ class WeightFetcher:
         return self._receiver
 
     def warn_of_whole_tensors(self, manifest: Manifest, reason: str) -> None:
-        """Log a warning, only once, that regions are joined to whole tensors."""
+        """Log a warning that regions are joined into whole tensors, but only once."""
         if not self._has_joined:
             self._has_joined = True
             log.warning(
@@ -140,7 +140,7 @@ class IncomingRelease:
     async def bring(self, *, to_host: bool = False) -> "tuple[BucketMemory, ...]":
         """Bring the release into this process and return its chunks.
 
-        ``to_host``: whether they must be in main memory.
+        With ``to_host``, the chunks are in main memory.
 
         Raises:
             TransferFailed: No rank that holds a bucket could send it.
@@ -172,7 +172,7 @@ class IncomingRelease:
             reason: Why the engine cannot load regions.
 
         Raises:
-            TransferFailed, TransferRefused: As ``bring``.
+            TransferFailed, TransferRefused: Raised by ``bring``.
         """
         chunks = await self.bring(to_host=True)
         if self.release.manifest.pieces:

@@ -51,7 +51,7 @@ class _Committed(NamedTuple):
 
 
 class ModuleEngineServer(EngineServer):
-    """Server of an engine in this process. Each kind of engine has a subclass, which creates it."""
+    """Server of an engine in this process. A subclass per kind of engine creates the engine."""
 
     def __init__(
         self,
@@ -143,7 +143,7 @@ class ModuleEngineServer(EngineServer):
         Args:
             epoch: Epoch of the transfer.
             release: The release, with the canary.
-            swap: Context in which the engine has the weights of the release. Entering it raises
+            swap: Context that gives the engine the weights of the release. Entering it raises
                 ``EngineUnavailable`` or ``ReleaseLost`` if the served weights stay in place.
             read_back: Reads back the weights of the release.
         """
@@ -197,8 +197,8 @@ class ModuleEngineServer(EngineServer):
     async def _get_loader(self, epoch: int, manifest: Manifest) -> ReleaseLoader:
         """Return the loader of the last completed transfer if it had this layout, else a new one.
 
-        A cancelled transfer may have staged its chunks and still wait for the engine's thread. It
-        must not mix with another transfer.
+        A cancelled transfer may have staged its chunks and still wait for the engine's thread. So
+        its loader must not be used for another transfer.
 
         Raises:
             TransferRefused: The adapters were trained on a different model than this engine has.
@@ -233,7 +233,7 @@ class ModuleEngineServer(EngineServer):
         return ReleaseLoader(Receiver(target, self._name), read_back)
 
     def _open_base(self, epoch: int, kind: str) -> "LoadedWeights":
-        """Return the base weights of adapters, before any release replaces them."""
+        """Return the base weights for adapters, before any release replaces them."""
         from offbeat.weight_sync.receiver import find_release_kind
 
         try:

@@ -1,8 +1,8 @@
-"""Generator of a run without engines, with groups from rows of a file.
+"""Generator of a run without engines, whose groups come from rows of a file.
 
-The controller is the same. It dispatches a group to a generator, and requires every version of the
-weights to be served. Here the only generator is always healthy and serves every version
-immediately, because rows do not depend on weights. The trainer's releases are empty.
+The controller is the same as in other runs. It dispatches groups to a generator, and requires that
+every version of the weights is served. Here the only generator is always healthy and serves every
+version immediately, because rows do not depend on weights. The trainer's releases are empty.
 """
 
 from typing import Final
@@ -11,7 +11,7 @@ from offbeat.messages.fences import Fence
 from offbeat.messages.weights import EngineState, WeightRelease, WeightsAck
 
 ROWS: Final = "rows"
-"""Name of the generator that represents the file, and of its only incarnation."""
+"""Name of the generator that represents the file. Its only incarnation has the same name."""
 
 
 class RowGenerator:

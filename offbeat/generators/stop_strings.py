@@ -12,13 +12,13 @@ Decode = Callable[[Sequence[int]], str]
 
 _UNFINISHED: Final = "\ufffd"
 _LONGEST_HELD: Final = 8
-"""Maximum tokens held back. A character has up to 4 bytes; more tokens are not valid UTF-8."""
+"""Maximum tokens held back. A character has at most 4 bytes; more held tokens are invalid UTF-8."""
 
 
 class TextStream:
     """Text of tokens that arrive one by one.
 
-    The joined pieces are the text of all tokens. A character with bytes in several tokens is held
+    The pieces, joined, are the text of all tokens. A character with bytes in several tokens is held
     back until it is complete. Each piece is decoded after the tokens of the previous piece, because
     some tokenizers write a space only between two tokens.
     """
@@ -53,8 +53,9 @@ class StopMatcher:
     """Searches the text of one sample for its stop strings.
 
     The cost per token does not grow with the sample. Only the last piece's tokens and the tokens
-    after it are decoded, at most twice ``_LONGEST_HELD``. The end of the earlier text is kept, one
-    character less than the longest stop string. A stop string further back would be complete.
+    after it are decoded, at most twice ``_LONGEST_HELD``. Of the earlier text, only the end is
+    kept: one character less than the longest stop string. A stop string that began further back
+    would have been found before.
     """
 
     def __init__(self, decode: Decode, stop: Sequence[str]) -> None:
@@ -71,7 +72,7 @@ class StopMatcher:
 
 
 def text_before_stop(text: str, stop: Sequence[str]) -> str:
-    """Return the text before the stop string that ends first, or all text without a stop string.
+    """Return the text before the stop string that ends first, or all text if there is none.
 
     If two stop strings end at the same place, the longer one is cut off.
     """

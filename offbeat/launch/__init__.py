@@ -1,1 +1,1 @@
-"""Launching of runs: session, driver, cluster, composition of the actors, checks, submit, control."""
+"""Launches runs: session, driver, cluster, composition of the actors, checks, submit, control."""

@@ -1,4 +1,4 @@
-"""A deadline for calls without a timeout."""
+"""A deadline for calls that have no timeout of their own."""
 
 import os
 import sys
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class StartedCall(threading.Thread, Generic[T]):
-    """A call that runs in a thread from its creation on."""
+    """A call that runs in a thread as soon as this object is created."""
 
     def __init__(self, call: Callable[[], T], what: str) -> None:
         """Start the call. ``what`` names it in messages."""
@@ -30,7 +30,7 @@ class StartedCall(threading.Thread, Generic[T]):
             self._answers.put((None, error))
 
     def result(self, within_s: float | None = None) -> T:
-        """Wait once for the result. Abandon a call that blocks for longer.
+        """Wait for the result, only once. If the call takes too long, abandon it.
 
         Raises:
             DeadlineExceeded: It has not returned within ``within_s``.
@@ -47,7 +47,7 @@ class StartedCall(threading.Thread, Generic[T]):
 
 
 def run_bounded(call: Callable[[], T], what: str, within_s: float) -> T:
-    """Run a call in a thread and return the result. Abandon a call that blocks.
+    """Run a call in a thread and return its result. If the call takes too long, abandon it.
 
     Raises:
         DeadlineExceeded: It has not returned within ``within_s``.
@@ -59,7 +59,8 @@ def run_bounded(call: Callable[[], T], what: str, within_s: float) -> T:
 def exit_behind_blocked_calls(code: int) -> None:
     """End the process with this exit code if an abandoned call still blocks, else return.
 
-    A call inside a library crashes the interpreter if it returns during the interpreter's shutdown.
+    Without this, a call inside a library could return during the interpreter's shutdown and crash
+    it.
     """
     if any(isinstance(each, StartedCall) and each.is_abandoned for each in threading.enumerate()):
         sys.stdout.flush()

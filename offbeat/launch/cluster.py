@@ -1,9 +1,8 @@
 """Ray for one run: starts or joins a cluster and creates the actors.
 
-Also chooses the folder of a private Ray's sessions, which only its owner can enter.
-
-Ray makes its folders, with sockets and logs in them, writable for everybody. In a folder that other
-users reach, they could replace Ray's socket with their socket, or a log with a link.
+Also chooses the folder for the sessions of a private Ray. Only its owner can enter this folder. Ray
+makes its folders, with sockets and logs in them, writable for everybody. If other users could reach
+them, they could replace Ray's socket with their own socket, or a log with a link.
 """
 
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
@@ -50,7 +49,7 @@ from offbeat.weight_sync.transport_plugin import find_transport_plugin
 
 _BELOW: Final = "/ray/session_2026-11-24_02-05-24_431724_4194304/sockets/plasma_store"
 _LONGEST_SOCKET: Final = 107
-"""Bytes of the path of a Unix socket on Linux. Ray refuses to start with a longer one."""
+"""Maximum bytes of a Unix socket's path on Linux. Ray does not start with a longer path."""
 
 
 def session_folder(environment: Mapping[str, str]) -> str | None:
@@ -73,7 +72,7 @@ def session_folder(environment: Mapping[str, str]) -> str | None:
 
 
 def _is_private(folder: Path) -> bool:
-    """Make the folder if missing. Return whether only this user owns and can enter it."""
+    """Create the folder if missing. Return whether this user owns it and only they can enter."""
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
@@ -85,13 +84,13 @@ def _is_private(folder: Path) -> bool:
 
 @contextmanager
 def in_own_session() -> Generator[None, None, None]:
-    """Start Ray's processes outside of this process group, within the block.
+    """Start Ray's processes, within the block, outside of this process group.
 
     ``timeout``, ``kill -TERM -PGID`` and many schedulers signal the driver's process group. Ray's
     daemons block only SIGINT: a SIGTERM would end them and all actors before the run ends cleanly.
 
-    This applies only on Linux: there the kernel ends the daemons when the driver dies. Elsewhere a
-    process of Ray ends them, and finds them by the process group.
+    This applies only on Linux, where the kernel ends the daemons when the driver dies. On other
+    systems a process of Ray ends them, and finds them by the process group.
     """
     if not sys.platform.startswith("linux"):
         yield
@@ -146,7 +145,7 @@ class ClusterUnreachable(FixableError):
 
 
 class ClusterLost(OffbeatError):
-    """The driver's machine, the only one that can run a controller, has left the cluster.
+    """The driver's machine has left the cluster. Only this machine can run a controller.
 
     Fix: start the cluster, then resume the run.
     """
@@ -166,8 +165,8 @@ def start_ray(runtime_env: Mapping[str, str]) -> None:
 
     Raises:
         RayNotStarted: The private cluster did not start.
-        ClusterUnreachable: There is no cluster at that address.
-        TokenRefused: It requires a token that this process does not have.
+        ClusterUnreachable: No cluster answers at that address.
+        TokenRefused: The cluster requires a token that this process does not have.
     """
     address = os.environ.get("RAY_ADDRESS") or "local"
     check_token(address)
@@ -199,10 +198,10 @@ def _settings_of_private() -> dict[str, Any]:
 
 
 def check_token(address: str) -> None:
-    """Raise if the cluster at HOST:PORT refuses this process. ``ray.init`` would not say why.
+    """Raise if the cluster at HOST:PORT refuses this process. ``ray.init`` gives no reason.
 
     Raises:
-        TokenRefused: The token is missing or wrong. The message names which.
+        TokenRefused: The token is missing or wrong. The message says which of the two.
     """
     if address == "local":
         return
@@ -221,7 +220,7 @@ def check_token(address: str) -> None:
 
 
 def why_not_started(error: Exception) -> RayNotStarted | None:
-    """Translate an error of ``ray.init`` about this machine, or return None if it is clear."""
+    """Explain an error of ``ray.init`` about this machine, or return None if it is clear."""
     detail = " ".join(str(error).split()).rstrip(".")
     # Ray has no special error class for a start that times out
     if type(error) is Exception:
@@ -243,7 +242,7 @@ def check_room(spec: RunSpec) -> None:
 
     Raises:
         NoRoom: An actor fits on no machine. The message names actor, resource and key to change.
-        MachinesApart: Engines may be where weights of the trainer do not reach them.
+        MachinesApart: Engines may be on machines that the trainer's weights cannot reach.
     """
     machines = [node for node in ray.nodes() if node["Alive"]]
     nodes = [machine["Resources"] for machine in machines]
@@ -265,10 +264,10 @@ def check_room(spec: RunSpec) -> None:
 
 
 def check_total(config: RunConfig, nodes: Sequence[Mapping[str, float]]) -> None:
-    """Check that all actors fit together on a cluster that does not grow.
+    """Check that all actors together fit on a cluster that does not grow.
 
     Raises:
-        NoRoom: A resource does not suffice. The message names it and the keys to change.
+        NoRoom: There is not enough of a resource. The message names it and the keys to change.
     """
     ranks, generator = trainer_resources(config), config.generator
     engines = generator.engines
@@ -333,7 +332,7 @@ def _make_ranks(spec: RunSpec) -> Iterator[Handle]:
 
 
 def rank_options(resources: RankResources) -> dict[str, float]:
-    """Return Ray's options for a trainer rank. A rank handles one call at a time, in order."""
+    """Return Ray's options for a trainer rank, which handles one call at a time, in order."""
     return {
         "num_cpus": resources.cpus,
         "num_gpus": resources.gpus,
@@ -351,8 +350,8 @@ def _make_workers(spec: RunSpec, engines: tuple[str, ...]) -> Iterator[Handle]:
 def global_name(spec: RunSpec, engine: str) -> str:
     """Return the name of an engine's actor, unique on a cluster with several runs.
 
-    It is also unique to this driver, because actors of a killed driver may still exist when its run
-    is resumed.
+    The name is also unique to this driver, because actors of a killed driver may still exist when
+    its run is resumed.
     """
     return f"{spec.run_id}/{spec.driver}/{engine}"
 
@@ -381,9 +380,9 @@ def make_run_files(spec: RunSpec, sharing: Sharing) -> Handle:
 
 
 def find_sharing(spec: RunSpec, token: RunDirToken) -> Sharing | None:
-    """Return how actors check whether they see the run directory, or None.
+    """Return how actors check whether they see the run directory.
 
-    None means that there is only one machine.
+    Return None if there is only one machine.
     """
     if not os.environ.get("RAY_ADDRESS"):
         return None

@@ -33,14 +33,14 @@ async def build_run(spec: RunSpec, actors: Actors) -> ControllerHost:
 
     Raises:
         RunDirNotShared: This process does not see the directory of the driver.
-        OffbeatError: As ``assemble``.
+        OffbeatError: Any error that ``assemble`` raises.
     """
     _enter_process(spec)
     return await assemble(spec, partial(_make_ports, actors))
 
 
 def _enter_process(spec: RunSpec) -> None:
-    """Set the run's secrets, check that this process sees the run directory, and start to log."""
+    """Set the run's secrets, check that this process sees the run directory, and start logging."""
     if spec.sharing is not None:
         os.environ.update(spec.sharing.secrets)
         check_sees("controller", spec.run_dir, spec.sharing.token)

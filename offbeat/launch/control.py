@@ -1,4 +1,4 @@
-"""Sends commands to a live run through its run directory, over any file system that it shares.
+"""Sends commands to a live run through its run directory, over any shared file system.
 
 ``offbeat control`` writes a file. The driver, which polls its run twice per second, removes the
 file and passes the command to the controller. Only one side can remove the file: the driver to
@@ -34,7 +34,7 @@ def check_live(run_dir: Path, fix_if_ended: str) -> None:
     """Raise if a directory holds no run, or a run that has ended.
 
     Raises:
-        RunDirUnusable: It holds no live run.
+        RunDirUnusable: The directory holds no live run.
     """
     if not (run_dir / CONFIG).exists():
         raise RunDirUnusable(str(run_dir), "it holds no run", "Name the directory of a live run")
@@ -46,7 +46,7 @@ def leave(run_dir: Path, command: Command) -> Path:
     """Write a command for the driver of this run and return the path of its file.
 
     Raises:
-        RunDirUnusable: It is not the directory of a live run, or cannot be written.
+        RunDirUnusable: This is not the directory of a live run, or it cannot be written.
     """
     check_live(run_dir, f"See {SUMMARY}; offbeat train --resume {run_dir} resumes it")
     inbox = run_dir / INBOX
@@ -107,7 +107,7 @@ class CommandInbox:
     ) -> None:
         """Add a stop command after ``limit_s`` seconds from now, or never if that is None."""
         self.given = list[bytes]()
-        """All commands so far. A restarted controller needs the earlier ones too."""
+        """All commands so far. A restarted controller needs the earlier commands, too."""
         self._run_dir, self._limit_s, self._clock = run_dir, limit_s, clock
         self._stop_at = math.inf if limit_s is None else clock() + limit_s
 

@@ -89,7 +89,7 @@ class ControllerHost:
         return segments_needed(state.ledger) if state.step <= state.config.steps else set()
 
     def _ended(self, raised: BaseException | None) -> bool:
-        """Write everything that must survive to disk, before anything slow.
+        """Write to disk everything that must survive, before any slow work.
 
         Return whether a newer controller owns the run. If so, write nothing.
         """
@@ -131,7 +131,7 @@ class ControllerHost:
 
 
 def segments_needed(ledger: Ledger) -> set[str]:
-    """Return the spool segments with groups that the next controller may train unchanged."""
+    """Return the spool segments whose groups the next controller may train unchanged."""
     groups = (*ledger.ready.values(), *ledger.training.values())
     spooled = (group.receipt.spooled for group in groups if group.receipt is not None)
     return {place.segment for place in spooled if place is not None}

@@ -51,7 +51,7 @@ _BEGUN_S: Final = 2.0  # time for a run that is about to end to report that it h
 
 
 class _RayRuntime:
-    """Ray for one run. ``start`` starts it, else ``run`` does."""
+    """Ray for one run. ``start`` starts Ray early; otherwise ``run`` starts it."""
 
     def __init__(self) -> None:
         self._is_started = False
@@ -93,7 +93,7 @@ class _RayRuntime:
         signals: Signals,
         opened: OpenedRun,
     ) -> Summary:
-        """Do everything between starting and leaving Ray. The actors end when this returns."""
+        """Execute the run between starting and leaving Ray. Before this returns, all actors end."""
         handles = list[Handle]()
         orders = CommandInbox(spec.run_dir, spec.config.supervision.wall_clock_limit_s)
         try:
@@ -120,7 +120,7 @@ class _RayRuntime:
 
 @dataclass(frozen=True, slots=True)
 class _WatchedRun:
-    """A run with existing actors, and the work of its driver twice per second."""
+    """A run whose actors exist, and the work that its driver does twice per second."""
 
     spec: RunSpec
     opened: OpenedRun
@@ -152,7 +152,7 @@ class _WatchedRun:
         """Show progress and pass on commands until the run has ended.
 
         Raises:
-            OffbeatError: The controller is silent for too long, or the cluster has no place for it.
+            OffbeatError: The controller is silent for too long, or the cluster has no room for it.
         """
         ended = controller.run.remote()
         for order in self.orders.given:
@@ -219,8 +219,8 @@ def ask_status(controller: Handle, within_s: float) -> bytes | None:
     """Return the controller's status as JSON, or None while the controller is being built.
 
     Raises:
-        TimeoutError: No reply. A dead controller ends its run with its own error.
-        OffbeatError: The controller raised instead of replying, and would raise again.
+        TimeoutError: The controller did not reply. (If it is dead, ``run`` raises another error.)
+        OffbeatError: The controller raised an error, and would raise it again.
     """
     try:
         return cast("bytes | None", ray.get(controller.status.remote(), timeout=within_s))
@@ -238,4 +238,4 @@ _ray: Final = _RayRuntime()
 RAY: Final = Runtime(
     run=_ray.run, start=_ray.start, stop=_ray.stop, failures=(RayError, RuntimeError)
 )
-"""A private cluster on this machine, or the cluster that ``RAY_ADDRESS`` names."""
+"""The runtime on Ray: a private cluster on this machine, or the one that ``RAY_ADDRESS`` names."""

@@ -35,9 +35,9 @@ _STUB_ENVIRONMENT: Final[Mapping[str, Any]] = {
 def dry(config: RunConfig) -> RunConfig:
     """Return the same run on stub backends, with the same controller, queue, sync and loggers.
 
-    One stub trainer replaces all ranks. At most four stub engines replace the engines, or the file
-    of demonstrations. Prompts and rewards are synthetic. The run loads no model and contacts no
-    server.
+    One stub trainer replaces all ranks. At most four stub engines replace the engines, or replace
+    the file of demonstrations. Prompts and rewards are synthetic. The run loads no model and
+    contacts no server.
     """
     values, transport = config.model_dump(), find_transport_plugin(config.sync)
     environments = {
@@ -93,14 +93,14 @@ def dry(config: RunConfig) -> RunConfig:
 
 
 def kept(section: Mapping[str, Any], kind: type[Config]) -> dict[str, Any]:
-    """Return the keys of a section that ``kind`` also has."""
+    """Return those keys of a section that ``kind`` has, too."""
     return {name: value for name, value in section.items() if name in kind.model_fields}
 
 
 def change_recipe(
     values: dict[str, Any], changes: Mapping[str, Mapping[str, Any]], **others: object
 ) -> RunConfig:
-    """Return the recipe of ``values`` with ``changes`` in sections and ``others`` outside."""
+    """Return the recipe of ``values`` with ``changes`` to sections and ``others`` at top level."""
     for section, change in changes.items():
         values[section] |= change
     return RunConfig.model_validate(values | others)

@@ -1,4 +1,4 @@
-"""Selects the environment variables for actors on other machines, and how they are sent.
+"""Selects the environment variables for actors on other machines, and how these are sent.
 
 Plain variables are part of Ray's runtime environment, which Ray shows and logs. Secrets are passed
 as arguments of actors, which Ray does not log.
@@ -51,7 +51,7 @@ class EnvironmentVariables:
 def pass_on_variables(
     environ: Mapping[str, str], recipe: Mapping[str, str]
 ) -> EnvironmentVariables:
-    """Return the variables for actors of a joined cluster: the recipe's, and relevant ones of ours.
+    """Return the variables for actors of a joined cluster: the recipe's, and some of this process.
 
     Variables that a Ray job sets for all of its processes are left out, because Ray refuses
     duplicates.

@@ -28,7 +28,7 @@ class NothingToEvaluate(FixableError):
 
 
 class NoPrompts:
-    """Exhausted prompt source: a run that draws from it trains no step."""
+    """Prompt source without prompts, so that a run trains no step."""
 
     rows = 0
 
@@ -41,7 +41,7 @@ def check_can_evaluate(config: RunConfig) -> None:
     """Check that the engines of a recipe can serve weights that no trainer has sent.
 
     Raises:
-        NothingToEvaluate: They cannot.
+        NothingToEvaluate: The engines cannot.
     """
     backend = config.generator.backend
     if backend == "none":
@@ -74,7 +74,7 @@ def evaluation_only(config: RunConfig) -> RunConfig:
 
 
 def render_evaluation(run_dir: Path) -> RenderableType:
-    """Render the scores of a run that evaluated, and the place of its samples."""
+    """Render the scores of an evaluation run, and where its samples are."""
     files = evaluation_files(run_dir)
     if not files:
         return f"nothing was scored; {run_dir}"
@@ -83,7 +83,7 @@ def render_evaluation(run_dir: Path) -> RenderableType:
 
 
 def recipe_and_model(what: Path) -> tuple[Path, list[str]]:
-    """Return the recipe for the argument of ``offbeat eval``, and the override for its model.
+    """Return the recipe for the argument of ``offbeat eval``, and the overrides for its model.
 
     A file is a recipe. A directory is a run or an exported model of a run, ``checkpoints/step_N``.
     For a run, the newest exported model is scored.
@@ -115,7 +115,7 @@ def recipe_and_model(what: Path) -> tuple[Path, list[str]]:
 
 
 def _model_is(directory: Path) -> list[str]:
-    """Return the overrides that make a run's recipe read this model and no other weights."""
+    """Return the overrides that make a run's recipe read this model, and no other weights."""
     return [f"model.path={directory.absolute()}", "model.weights=null"]
 
 

@@ -1,7 +1,8 @@
-"""Watches the cluster's control service (GCS): Ray ends a process that misses it for 60 s.
+"""Watches the cluster's control service (GCS).
 
-Ray ends the process without an exception, so nothing would report the outcome of the run. Therefore
-the driver polls the service, and gives up earlier.
+If a process cannot reach the service for 60 s, Ray ends the process without an exception. Then
+nothing would report the outcome of the run. Therefore the driver polls the service, and gives up
+earlier.
 """
 
 import socket
@@ -51,13 +52,13 @@ class GcsWatch:
         self._reach, self._clock = reach or connect, clock
         self._look_at = self._answered_at = clock()
         self.answers = True
-        """Whether the service answered the last poll. While it does not, calls to it block."""
+        """Whether the service answered the last poll. If not, calls to it block."""
 
     def check(self) -> None:
         """Raise if the service is lost.
 
         Raises:
-            GcsLost: It has been silent for longer than the limit.
+            GcsLost: The service has been silent for longer than the limit.
         """
         now_s = self._clock()
         if now_s < self._look_at:

@@ -1,4 +1,4 @@
-"""Writes rows that a program passes instead of a prompt file into a file.
+"""Writes prompt rows that a program passes, instead of a path, into a file.
 
 Values of rows are kept unchanged. A value that JSON would change is refused.
 """
@@ -48,11 +48,11 @@ _REASONS: Final[tuple[tuple[type | tuple[type, ...], str, str], ...]] = (
     (float, f"{_CHANGED}float", "Give float(VALUE)"),
     (list, f"{_CHANGED}list", "Give list(VALUE)"),
 )
-"""Types, the problem with such a value, and the fix. The first matching row counts."""
+"""Types, the problem with values of these types, and the fix. The first match counts."""
 
 
 class UnkeptValue(Exception):
-    """A prompt file cannot keep a key or a value. Holds the reason and the fix."""
+    """A prompt file cannot hold a key or a value. The error has the reason and the fix."""
 
     def __init__(self, what: str, problem: str, fix: str) -> None:
         super().__init__(f"{printable(what)} {problem}")
@@ -62,7 +62,8 @@ class UnkeptValue(Exception):
 def keep_row(row: Mapping[Any, Any]) -> dict[str, Any]:
     """Return a row in types that JSON can hold, with equal values at every depth.
 
-    Arrays of numpy and torch become lists, their numbers Python numbers, and every mapping a dict.
+    Arrays of numpy and torch become lists, their numbers become Python numbers, and mappings become
+    dicts.
 
     Raises:
         UnkeptValue: JSON would change a key or a value, or cannot hold it.
@@ -137,7 +138,7 @@ def _is_array(value: Any) -> bool:  # noqa: ANN401 -- as above
 
 
 def _why_not(value: Any) -> tuple[str, str]:  # noqa: ANN401 -- as above
-    """Return why a prompt file cannot keep a value, and the fix."""
+    """Return why a prompt file cannot hold a value, and the fix."""
     kind = _type_name(value)
     if kind in _MISSING:
         return "is a missing value, which JSON cannot hold", _OF_MISSING
@@ -216,7 +217,7 @@ def _rows(argument: str, prompts: Any) -> Iterable[Any]:  # noqa: ANN401 -- as a
 
 
 def _rows_of_pandas(argument: str, frame: Any) -> Iterable[Any]:  # noqa: ANN401 -- as above
-    """Return the rows of a ``DataFrame``. Refuse it if rows would lose its index or a column."""
+    """Return the rows of a ``DataFrame``. Refuse it if its index or a column would be lost."""
     if not hasattr(frame, "columns"):
         raise BadRows(f"{argument}: {type(frame).__name__}", "it is one column", "Give a DataFrame")
     if not frame.columns.is_unique:

@@ -1,7 +1,8 @@
-"""Downloads models of the Hugging Face Hub that a recipe names, once, to the local disk.
+"""Downloads the models of the Hugging Face Hub that a recipe names, once, to the local disk.
 
-Every part of a run reads a directory. So the directory replaces the name before anything else reads
-the recipe. The run records it with its commit, so a resume reads the same weights.
+Every part of a run reads models from directories. So the directory replaces the name in the recipe
+before anything else reads it. The run records the directory and the commit, so a resume reads the
+same weights.
 """
 
 import re
@@ -23,7 +24,7 @@ _CONFIG: Final = "config.json"
 
 
 def with_local_model(config: RunConfig, say: Callable[[str], object]) -> RunConfig:
-    """Return the recipe with a directory in ``model.path`` if that names a model of the hub.
+    """Return the recipe. If ``model.path`` names a model on the hub, replace it by a directory.
 
     The model is downloaded unless this machine has it. ``say`` receives progress lines.
 
@@ -42,9 +43,8 @@ def with_local_model(config: RunConfig, say: Callable[[str], object]) -> RunConf
 def find_or_download(path: str, say: Callable[[str], object]) -> Path:
     """Return the directory of a model ``hf://OWNER/NAME[@REVISION]``.
 
-    Errors are as in ``with_local_model``.
-
-    Without a network it is the directory that this revision named last.
+    Raises the same errors as ``with_local_model``. Without a network, this is the directory that
+    the revision named last.
     """
     named = hub_model(path)
     if named is None:
@@ -71,7 +71,7 @@ def find_or_download(path: str, say: Callable[[str], object]) -> Path:
 
 
 def _as_path_too(error: HubFilesError, name: str) -> HubFilesError:
-    """Return the error for a name that the user may have meant as a directory."""
+    """Return the error for a name that the user may have meant to be a directory."""
     problem = f"no directory has that name, and as a model of the hub: {error.problem}"
     return type(error)(f"model.path={name}", problem, error.fix)
 

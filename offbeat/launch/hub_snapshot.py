@@ -1,7 +1,7 @@
 """Lists a model of the Hugging Face Hub, downloads it to a local directory, and verifies the files.
 
-Run as a module, this file downloads one snapshot and exits: the child process of ``launch.stage``.
-It reads the files of a model as bytes, and loads or runs none of them.
+Run as a module, this file downloads one snapshot and exits. ``launch.stage`` runs it as a child
+process. It reads the files of a model as bytes, and neither loads nor runs any of them.
 """
 
 # pyright: reportPrivateImportUsage=false, reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -28,7 +28,7 @@ _OFFLINE_FIX: Final = (
 
 
 class CannotStage(FixableError):
-    """A model cannot be staged, or a node does not have all of it.
+    """A model cannot be staged, or a node does not have all of its files.
 
     Fix: follow the message. Other nodes keep the model.
     """
@@ -81,7 +81,7 @@ def verify(snapshot: HubSnapshot, target: Path) -> None:
 
     Raises:
         HubFilesError: The hub does not answer.
-        CannotStage: A file differs, or the directory has files of another model.
+        CannotStage: A file differs, or the directory has files of a different model.
     """
     from huggingface_hub import HfApi  # noqa: PLC0415
 

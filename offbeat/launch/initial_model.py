@@ -1,4 +1,4 @@
-"""Prepares the model directory that a run begins with, and start deadlines from its size."""
+"""Prepares the model directory that a run begins with. Derives start deadlines from its size."""
 
 from pathlib import Path
 from typing import Final
@@ -13,7 +13,7 @@ _CONFIG: Final = "config.json"
 
 
 def with_initial_model(config: RunConfig, run_dir: Path) -> RunConfig:
-    """Return the recipe with ``model.weights`` written into the run's directory as ``model.path``.
+    """Write ``model.weights`` into the run's directory, and return the recipe with it as the model.
 
     So trainer, reference and engines of every backend read one directory. A resumed run reads the
     directory that it began with, even if the checkpoint no longer exists.

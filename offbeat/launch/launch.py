@@ -31,8 +31,8 @@ def launch(
 
     With ``spares_prompts`` an evaluation also keeps prompts without a valid sample.
 
-    The exit code is 0 finished, 1 failed, 2 bad configuration, 129 hung up, 130 interrupted, 143
-    terminated.
+    The exit code is 0 if the run finished, 1 if it failed, 2 for a bad configuration, 129 if the
+    terminal hung up, 130 if interrupted, and 143 if terminated.
 
     Raises:
         StartedByTarget: User code of another run starts this one.
@@ -80,13 +80,13 @@ def run_recipe(
 ) -> int:
     """Run a recipe as ``offbeat train`` does, and return the exit code of ``launch``.
 
-    It sets environment variables of this process, and starts or joins Ray and stops it again. So
-    call it once per process, in the main thread, before Ray is imported.
+    This sets environment variables of this process, starts or joins Ray, and stops it at the end.
+    So call it only once per process, in the main thread, before Ray is imported.
 
     Args:
         recipe: A YAML file.
         overrides: Overrides of recipe keys, such as ``["steps=10"]``.
-        run_dir: Directory of the run, or None for the recipe's.
+        run_dir: Directory of the run, or None for the recipe's directory.
         dry_run: Run the same code with a stub trainer and stub engines.
 
     Raises:

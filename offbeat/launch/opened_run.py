@@ -30,7 +30,7 @@ _NOT_BEGUN: Final = ("starting", "aborted", "failed")
 
 
 class OpenedRun(NamedTuple):
-    """A run with a locked directory."""
+    """A run whose directory is locked."""
 
     run_id: str
     directory: Path
@@ -66,7 +66,7 @@ def open_run(
     """Open a new or resumed run and keep its directory locked until ``ours`` ends.
 
     Raises:
-        RunDirUnusable: As ``make_run_dir`` and ``reopen_run_dir``.
+        RunDirUnusable: Raised by ``make_run_dir`` or ``reopen_run_dir``.
         JournalCorrupt, JournalVersion: The journal of the run to resume cannot be read.
     """
     new_id = f"{config.name}-{secrets.token_hex(4)}"

@@ -61,7 +61,7 @@ class PreviewedPrompt:
     errors: Mapping[int, str] = field(default_factory=dict[int, str])
     """Errors of the failed samples, by sample number."""
     row: str = ""
-    """The row's other keys as JSON, cut; empty without any, and if ``text`` is the row."""
+    """The row's other keys as JSON, shortened. Empty without any, or if ``text`` is the row."""
 
     @property
     def rewards(self) -> tuple[float, ...]:
@@ -91,7 +91,7 @@ class Preview:
 
     prompts: tuple[PreviewedPrompt, ...]
     model: str
-    """Directory of the model that answered, or a note on it."""
+    """Directory of the model that answered, or a note about the model."""
 
     @property
     def reward(self) -> float | None:
@@ -106,7 +106,7 @@ class Preview:
 
     @property
     def reward_s(self) -> float:
-        """Return the mean over groups of the seconds in environment and reward."""
+        """Return the seconds in environment and reward, averaged over groups."""
         return fmean(each.samples[0].environment_s or 0.0 for each in self.prompts)
 
     @property
@@ -142,7 +142,7 @@ class Preview:
             yield ""
 
     def _shown(self) -> Iterator[tuple[int, PreviewedPrompt]]:
-        """Yield the first prompts by number, and one with a failed sample if these have none."""
+        """Yield the first prompts by number. If none has a failed sample, add one that has."""
         numbered = list(enumerate(self.prompts, start=1))
         yield from numbered[:_SHOWN]
         has_failed = [prompt.failed > 0 for prompt in self.prompts]
@@ -183,7 +183,7 @@ class Preview:
 
 
 def _outcome(sample: ScoredSample, errors: Mapping[int, str]) -> str:
-    """Return the reward of a sample, or why it has none."""
+    """Return the reward of a sample as text, or why it has none."""
     if not sample.is_valid:
         return f"failed: {errors.get(sample.sample, sample.finish_reason)}"
     return f"reward {sample.reward:g}, {sample.response_tokens} tokens, {sample.finish_reason}"
@@ -204,8 +204,8 @@ def preview_recipe(
 
     Raises:
         NothingToEvaluate: The recipe samples nothing.
-        RunRefused: This machine, or an input, cannot run it.
-        PreviewFailed: Every sample failed, or it ended with another error.
+        RunRefused: This machine or an input does not allow the run.
+        PreviewFailed: Every sample failed, or the preview ended with another error.
         KeyboardInterrupt: The preview was interrupted.
     """
     set_environment(loaded.config.runtime.env)  # before transformers is imported
@@ -286,9 +286,9 @@ def _build_prompts(
 
 
 def _prompt_texts(config: RunConfig) -> dict[tuple[str, int], _Text]:
-    """Return the first prompts as the model reads them, by set and position in it.
+    """Return the first prompts as the model reads them, by set and position in the set.
 
-    Prompts of an agent and prompts with media have no such text. Their row is shown.
+    Prompts of an agent and prompts with media have no such text, so their row is shown.
     """
     texts = dict[tuple[str, int], _Text]()
     tokenizer = load_tokenizer(config)

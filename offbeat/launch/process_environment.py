@@ -18,7 +18,7 @@ ENVIRONMENT: Final = {
     # Hide the raylet's messages on dead workers in our terminal: the driver reports them.
     "RAY_DEDUP_LOGS_SKIP_REGEX": ".",
 }
-"""Set for this process and its actors before they are read. Existing values are kept."""
+"""Variables set for this process and its actors before they are read. Existing values stay."""
 
 PRIVATE: Final = {
     # Ray's name for "a private cluster binds to loopback only", on Linux too.
@@ -30,9 +30,9 @@ _WARNING: Final = "IProgress not found"
 
 
 def set_environment(variables: Mapping[str, str]) -> None:
-    """Set a recipe's variables for this process, and the defaults of variables that are not set.
+    """Set a recipe's variables for this process, and defaults for variables that are not set.
 
-    Ray reads its variables when it is imported, so call this before the import.
+    Ray reads its variables when it is imported, so call this before that import.
     """
     joins = bool(os.environ.get("RAY_ADDRESS"))
     of_cluster = client_environment(os.environ, Path.home()) if joins else PRIVATE
@@ -43,7 +43,7 @@ def set_environment(variables: Mapping[str, str]) -> None:
 
 
 def _hide_bars_of_imported() -> None:
-    """Hide the bars of a transformers that was imported earlier, and so has read the variables."""
+    """Hide the bars of transformers if it was imported, and has read the variables, before."""
     library = sys.modules.get("transformers.utils.logging")
     if library is not None and os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] == "1":
         library.disable_progress_bar()
@@ -52,8 +52,8 @@ def _hide_bars_of_imported() -> None:
 def import_progress_bars() -> None:
     """Import tqdm as transformers does, and drop its warning that a notebook has no ipywidgets.
 
-    tqdm warns once, when it is imported in a notebook, and then prints bars as text. Nothing here
-    shows such a bar. Other warnings, and the filters of the program, do not change.
+    tqdm warns once, when it is imported in a notebook, and then prints bars as text. offbeat shows
+    no such bar. Other warnings, and the program's filters, do not change.
     """
     if "ipykernel" not in sys.modules:
         return

@@ -33,7 +33,7 @@ Rewards = Function | Sequence[Function] | Mapping[str, Function | Mapping[str, A
 """A reward, a list of them, or rewards by name, as functions or sections ``environment.rewards.NAME``."""
 
 LossGiven = Function | Mapping[str, Any]
-"""A loss function, or the section ``algorithm.loss``."""
+"""A loss function, or a dict with the section ``algorithm.loss``."""
 
 _FORMS: Final = "Give a function, a list or a dict of them."
 
@@ -61,22 +61,22 @@ def train(
 
     Args:
         recipe: A YAML file. The other arguments override its keys.
-        model: Directory of the model, its name on the hub, or the section ``model`` of a recipe.
+        model: Directory of the model, its name on the hub, or a dict with the section ``model``.
         prompts: A path, a path on the hub, a ``Dataset``, a ``DataFrame``, or a list of dicts with
             ``prompt`` or ``messages``. Rows are written to a file next to the run's directory.
-        eval_prompts: The same for evaluations. ``eval={"interval": N}`` sets how often, and is
-            required.
-        reward: ``reward(row, response) -> float``, by value or as ``module:name``. Several are
-            summed: a list, or ``{"short": {"target": short, "weight": 0.5}, ...}``. A list has the
-            names of its functions.
+        eval_prompts: The same for evaluations. ``eval={"interval": N}`` is required and sets how
+            often they run.
+        reward: ``reward(row, response) -> float``, by value or as ``module:name``. For a sum of
+            several rewards, pass a list or ``{"short": {"target": short, "weight": 0.5}, ...}``.
+            Rewards in a list are named after their functions.
         agent: ``agent(task, client) -> float``, by value or as ``module:name``.
         loss: ``loss(tokens, options)``, which returns the loss of each token, by value or as
-            ``module:name``. Or the section ``algorithm.loss`` of a recipe.
+            ``module:name``; or a dict with the section ``algorithm.loss``.
         run_dir: Directory of the run, or None for the recipe's.
         dry_run: Run the same code with a stub trainer and stub engines.
         quiet: Print nothing.
-        settings: Keys of the recipe: whole sections as dicts, dotted keys, or the last part of a key
-            if only one key has that name, such as ``learning_rate``.
+        settings: Keys of the recipe: whole sections as dicts, or single keys. A key is written with
+            dots, or only with its last part if that is unique, such as ``learning_rate``.
 
     Raises:
         ConfigError: The recipe cannot work. The error lists every problem.
@@ -104,7 +104,7 @@ def start(
     dry_run: bool = False,
     **settings: Any,
 ) -> LiveRun:
-    """Start a run as ``train`` does, in the background, and return it. It prints nothing.
+    """Start a run as ``train`` does, but in the background, and return it. Print nothing.
 
     Raises:
         ConfigError, BadRows, RunRefused: As ``train``.
@@ -155,7 +155,7 @@ def resume(
 ) -> Run:
     """Continue a run that was interrupted, killed or has failed, and return it when it has ended.
 
-    Pass again every object that was passed by value: its digest is compared with the recorded one.
+    Pass every object again that was passed by value: its digest is compared with the recorded one.
 
     Args:
         run_dir: Directory of the run.
@@ -241,7 +241,7 @@ def _check_model(model: object) -> None:
     """Check that a model is given by name.
 
     Raises:
-        ConfigError: It is an object.
+        ConfigError: The model is an object.
     """
     if not isinstance(model, str | os.PathLike | Mapping):
         hint = "Give its directory, or OWNER/NAME of the hub: each process of a run loads it."
@@ -309,7 +309,7 @@ def _prepare(
     *,
     dry_run: bool,
 ) -> Callable[[], "RunEnd"]:
-    """Return the call that executes the run."""
+    """Return the function that executes the run."""
     check_starts_run()
     directory = None if run_dir is None else Path(run_dir)
     folder = Path("runs") if directory is None else directory.absolute().parent
@@ -340,7 +340,7 @@ def _check_recipe(recipe: object) -> None:
     """Check that the first argument names a file, and not a model or a run.
 
     Raises:
-        ConfigError: It names no file.
+        ConfigError: The argument does not name a file.
     """
     if recipe is None:
         return
@@ -362,10 +362,10 @@ def _check_recipe(recipe: object) -> None:
 
 
 def _check_has_reward(overrides: Sequence[str]) -> None:
-    """Check that a run without a recipe file has prompts and a reward, or neither.
+    """Check that a run without a recipe file has both prompts and a reward, or neither.
 
     Raises:
-        ConfigError: It has only one of them.
+        ConfigError: It has only one of the two.
     """
     keys = {each.partition("=")[0] for each in overrides}
     sections = {key.partition(".")[0] for key in keys}

@@ -1,7 +1,7 @@
 """Handles the authentication token of a Ray cluster.
 
-A local ``ray.init`` requires a token and creates it in the home directory if missing. A head
-started later requires the same token. Anybody who has it can run code as this user.
+A local ``ray.init`` requires a token, and creates it in the home directory if it is missing. A head
+node started later requires the same token. Anybody who has it can run code as this user.
 
 This module does not load Ray, because a client reads its variables when it is imported.
 """
@@ -44,10 +44,11 @@ def token_file(home: Path) -> Path:
 
 
 def keep_token_private(environment: Mapping[str, str], home: Path) -> None:
-    """Make the token of a private cluster readable for its owner only.
+    """Make the token of a private cluster readable only for its owner.
 
-    Ray creates it with the permissions of any file, by default readable for everybody. If they
-    cannot be changed, they stay: Ray reports the problem with such a home directory.
+    Ray creates it with the permissions of any file, by default readable for everybody. If the
+    permissions cannot be changed, nothing happens here, because Ray reports the problem with the
+    home directory.
     """
     is_used = environment.get("RAY_AUTH_MODE", "token").lower() == "token"
     if _is_named(environment) or not is_used:
@@ -66,7 +67,7 @@ def _is_named(environment: Mapping[str, str]) -> bool:
 
 
 def _create_private(file: Path, content: str) -> None:
-    """Create a file atomically. A file that exists by then stays."""
+    """Create a file atomically. If the file exists by then, keep it."""
     handle, beside = tempfile.mkstemp(prefix=".token.", dir=file.parent)  # its owner's only
     try:
         with os.fdopen(handle, "w") as stream:

@@ -40,7 +40,7 @@ def ask(run_dir: Path, within_s: float) -> list[ServedWeights]:
     """Ask the driver of a live run which weights its engines serve.
 
     Raises:
-        RunDirUnusable: It is not the directory of a live run, or cannot be written.
+        RunDirUnusable: This is not the directory of a live run, or it cannot be written.
         RunDoesNotAnswer: No answer came in time. The question is withdrawn.
     """
     check_live(run_dir, "Leave --engine out: its checkpoints are compared")
@@ -88,7 +88,7 @@ def answer(run_dir: Path, question: str, served: Sequence[ServedWeights]) -> Non
 
 log = structlog.stdlib.get_logger()
 _DEADLINE_S: Final = 50.0
-"""Deadline of every engine's answer, shorter than ``offbeat verify-weights`` waits.
+"""Deadline for every engine's answer. ``offbeat verify-weights`` waits longer.
 
 An engine answers between two decode steps, after it has hashed its weights at some GB/s."""
 Replies = Mapping[str, Future[ServedWeights]]
@@ -104,7 +104,7 @@ class _Open(NamedTuple):
 
 
 class ReadBacks:
-    """Questions about the served weights, passed to all engines and answered without waiting."""
+    """Passes questions about served weights to all engines, and answers them without waiting."""
 
     def __init__(
         self,

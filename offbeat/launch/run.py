@@ -93,7 +93,7 @@ class TrainingFailed(ShortInNotebooks, OffbeatError):
 
 
 class RunInterrupted(ShortInNotebooks, KeyboardInterrupt):
-    """A run was interrupted and can be resumed. The message names steps that no checkpoint has.
+    """A run was interrupted and can be resumed. The message names steps that are in no checkpoint.
 
     Fix: resume the run. To save more steps, raise ``supervision.signal_grace_s``, or set
     ``checkpoint.interval``.
@@ -152,7 +152,7 @@ class Run:
     if not TYPE_CHECKING:  # a type checker knows which class has them
 
         def __getattr__(self, name: str) -> Any:
-            """Explain which object has an attribute that only the run of ``start`` has."""
+            """Explain which object has an attribute that only the result of ``start`` has."""
             if name in _OF_LIVE_RUNS:
                 problem = (
                     f"this Run has only results; {name} belongs to the Run that offbeat.start() "
@@ -193,8 +193,8 @@ class Run:
 
         Columns: ``prompt``, ``response``, ``reward``, ``advantage``, ``group``, ``sample``, ``tokens``,
         ``branches``, ``finish_reason``, ``oldest_version`` and ``newest_version``. ``response`` has
-        all branches of an agent's sample, each with a heading. The log of rollouts is some seconds
-        behind a live run. Until it catches up, texts are None.
+        all branches of an agent's sample, each with a heading. For a live run, the log of rollouts
+        is some seconds late. Texts that it does not have yet are None.
 
         Raises:
             NoSuchStep: The step was not trained.
@@ -206,7 +206,7 @@ class Run:
         return why(self.directory, str(group))
 
     def report(self, path: Path | str | None = None) -> "Report":
-        """Write the page of ``offbeat report`` and return it. A notebook shows it inline.
+        """Write the page of ``offbeat report`` and return it. A notebook shows the page inline.
 
         ``path`` is ``report.html`` in the run's directory by default.
         """
@@ -309,7 +309,7 @@ class Run:
         return model.from_pretrained(path, **options), tokenizer.from_pretrained(path)
 
     def save_recipe(self, path: Path | str, *, overwrite: bool = False) -> None:
-        """Write the keys that differ from the defaults as a recipe for ``offbeat train``.
+        """Write a recipe for ``offbeat train`` with the keys that differ from the defaults.
 
         Raises:
             FileExistsError: The file exists, and ``overwrite`` is not set.
@@ -329,7 +329,7 @@ class LiveRun(Run):
     """A run that executes in the background of this process."""
 
     def __init__(self, session: "Session", execute: Callable[[], "RunEnd"]) -> None:
-        """Start the run, and return when it has a directory.
+        """Start the run. Return once it has a directory.
 
         Raises:
             RunRefused: The run was refused.
@@ -357,7 +357,7 @@ class LiveRun(Run):
             self._session.opened.set()
 
     def _outlive_program(self) -> None:
-        """Hold the process until the run has ended. A signal ends it as in ``offbeat train``."""
+        """Keep the process alive until the run has ended. Signals act as in ``offbeat train``."""
         from offbeat.launch.session import Interrupted  # imported already: it is slow
 
         if self._over.is_set():
@@ -408,8 +408,8 @@ class LiveRun(Run):
     def stop(self) -> None:
         """Ask the run to end after its step in progress. Return at once.
 
-        The run writes a checkpoint and its model, and can be resumed. A run that has not begun ends
-        at once.
+        The run writes a checkpoint and its model, and can be resumed. If it has not begun yet, it
+        ends at once.
         """
         from offbeat.launch.control import leave  # imported already: it is slow
 
@@ -423,9 +423,10 @@ class LiveRun(Run):
 
 @atexit.register
 def _exit_with_code() -> None:
-    """Exit with the code of the runs that the program waited for, which it cannot set otherwise.
+    """Exit with the code of the runs that the program waited for.
 
-    Registered first, so Python calls it after the handlers of modules that are imported later.
+    The program cannot set this exit code in another way. This is registered first, so Python calls
+    it after the handlers of modules that are imported later.
     """
     if _codes_at_exit:
         sys.stdout.flush()
@@ -439,11 +440,12 @@ def _tell(what: str) -> None:
 
 
 def _call_at_program_end(call: Callable[[], None]) -> None:
-    """Call this when the main thread has ended, while thread pools still accept the work of a run.
+    """Call a function when the main thread has ended, while thread pools still accept work.
 
-    ``atexit`` runs too late: Python shuts its thread pools before it waits for other threads.
-    Python has no public hook for that moment, but every version since 3.9 has this one. Python
-    calls the last registered hook first, so the hook of the pools must be imported before.
+    ``atexit`` would be too late, because Python shuts its thread pools down before it waits for
+    other threads. Python has no public hook for that moment, but every version since 3.9 has this
+    private one. The hook that was registered last is called first, so the pools' module must be
+    imported before.
     """
     import concurrent.futures.thread  # noqa: F401  # pyright: ignore[reportUnusedImport]
 
@@ -453,7 +455,7 @@ def _call_at_program_end(call: Callable[[], None]) -> None:
 def make_ended_run(end: "RunEnd | None", *, is_asked: bool = False) -> Run:
     """Return a run that has ended.
 
-    ``is_asked``: ``stop`` asked for the end, so the end is not an interruption.
+    With ``is_asked``, ``stop`` requested the end, so it does not count as an interruption.
 
     Raises:
         RunRefused: The run was refused.

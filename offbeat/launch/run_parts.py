@@ -1,6 +1,6 @@
-"""Creates the parts of a run that every runtime shares: its controller, inputs and outputs.
+"""Creates the parts of a run that all runtimes have in common: controller, inputs and outputs.
 
-Also composes the constructor arguments of the parts of a run, on any runtime.
+Also composes the constructor arguments of a run's parts, for any runtime.
 """
 
 import asyncio
@@ -78,13 +78,13 @@ class RunSpec:
 
     @property
     def loss_values(self) -> tuple[PackedValue, ...]:
-        """Return the loss if passed by value. Only trainers load it, because it imports torch."""
+        """Return the loss if it was passed by value. Only trainers load it: it imports torch."""
         loss = targets(self.config).get(LOSS)
         return tuple(each for each in self.values if each.target == loss)
 
     @property
     def other_values(self) -> tuple[PackedValue, ...]:
-        """Return the by-value objects that the controller and the environment workers load."""
+        """Return the objects passed by value that controller and environment workers load."""
         return tuple(each for each in self.values if each not in self.loss_values)
 
 
@@ -97,7 +97,7 @@ class MadePorts:
     rollouts: ReportingRollouts
     spool: SpoolReader[Any]
     cpu_s: Callable[[], float] = time.process_time
-    """CPU seconds that count as the controller's since its process started."""
+    """Returns the CPU seconds since the process started that count as the controller's."""
     failpoints: Failpoints = no_failpoints
 
 
@@ -111,7 +111,7 @@ async def assemble(spec: RunSpec, make_ports: MakePorts) -> ControllerHost:
     Raises:
         DeadlineExceeded: The journal or the prompt files cannot be read in time.
         InputChanged: A prompt file, or the sampler's source, has changed since the run began.
-        HeldOutTrained: Rows of an evaluation set are trained on.
+        HeldOutTrained: The run would train on rows of an evaluation set.
     """
     ledger, journal = await _read_journal(spec)
     with ExitStack() as unless_assembled:
@@ -261,7 +261,7 @@ async def _call_in_thread(call: Callable[[], T], what: str, within_s: float) -> 
 
 
 def engine_specs(spec: RunSpec) -> Iterator[EngineSpec]:
-    """Yield the specs of all engines. A run of demonstrations has none."""
+    """Yield the specs of all engines. A run on demonstrations has none."""
     config = spec.config
     if config.generator.backend == "none":
         return

@@ -1,4 +1,4 @@
-"""The terminal of a run: output that cannot fail it, its heartbeat, and the next commands."""
+"""The terminal of a run: output that cannot make the run fail, heartbeat, and next commands."""
 
 import io
 import os
@@ -15,7 +15,7 @@ from offbeat.telemetry.summary import Summary
 
 
 def screen(stream: TextIO | None) -> Console:
-    """Return a console that never raises for its stream. It is silent if the stream is None."""
+    """Return a console that raises no errors of its stream. It is silent if the stream is None."""
     return (
         Console(quiet=True)
         if stream is None
@@ -80,14 +80,14 @@ class HeartbeatTimeout:
         self._since, self._limit_s = clock(), _FIRST_ANSWER_S
 
     def broken(self) -> None:
-        """Restart the timer when the controller replies."""
+        """Restart the timer, because the controller has replied."""
         self._since, self._limit_s = self._clock(), _SILENT_S
 
     def check(self) -> None:
         """Raise if the controller is silent for too long.
 
         Raises:
-            DeadlineExceeded: It counts as frozen.
+            DeadlineExceeded: The controller counts as frozen.
         """
         if self._clock() > self._since + self._limit_s:
             raise DeadlineExceeded("driver", "the controller's status", self._limit_s)
@@ -97,7 +97,7 @@ def next_commands(directory: Path, summary: Summary, go_on: str, *, in_python: b
     """Return commands on the run in ``directory``, one per line with a description.
 
     ``go_on`` resumes the run, or is empty if nothing does. It is included if the run ended before
-    its last step. With ``in_python`` they are calls.
+    its last step. With ``in_python``, the lines are Python calls.
     """
     run = repr(str(directory)) if in_python else shlex.quote(str(directory))
     report = f"offbeat.open_run({run}).report()" if in_python else f"offbeat report {run}"

@@ -1,8 +1,7 @@
 """Checks a run, opens its directory, executes it, and reports how it ended.
 
-The runtime that executes it is an argument. This is the only place that chooses an exit code.
-
-Also composes calls and commands for messages: to resume a run, and to preview it.
+The runtime that executes the run is an argument. Only this module chooses exit codes. It also
+composes calls and commands for messages: to resume a run, and to preview it.
 """
 
 import os
@@ -121,19 +120,19 @@ _EXIT_OF_SIGNAL: Final = {signal.SIGHUP: 129, signal.SIGINT: 130, signal.SIGTERM
 
 
 class Interrupted(BaseException):
-    """A signal arrived before the run could end cleanly, or a second signal arrived."""
+    """A signal arrived before a clean end was possible, or a second signal arrived."""
 
     def __init__(self, signals: "Signals") -> None:
         super().__init__(signals.reason)
 
 
 class Signals:
-    """Records the signal that requests the run's end. A second signal ends it at once.
+    """Records the signal that requests the run's end. A second signal ends the run at once.
 
     Without a watcher, the first signal raises ``Interrupted`` wherever the process is. A watcher
-    polls ``at_once`` instead: an exception raised inside a library's call may surface as another
-    one, and one raised while Ray starts can crash the interpreter. ``held_back`` delays the
-    exception to the end of a block.
+    polls ``at_once`` instead, because an exception raised inside a library's call may surface as a
+    different one, and an exception raised while Ray starts can crash the interpreter. ``held_back``
+    delays the exception to the end of a block.
     """
 
     def __init__(self) -> None:
@@ -166,7 +165,7 @@ class Signals:
 
     @contextmanager
     def held_back(self) -> Generator[None, None, None]:
-        """Delay ``Interrupted`` for the first signal to the end of the block."""
+        """Delay ``Interrupted`` to the end of the block if the first signal arrives in it."""
         self._held_back = True
         try:
             yield
@@ -180,7 +179,7 @@ class Signals:
         self._receive(signal.SIGINT, reason)
 
     def _receive(self, received: signal.Signals, reason: str) -> None:
-        """Record what requests the end. Only the first request counts."""
+        """Record the signal or call that requests the end. Only the first request counts."""
         self.reason = self.reason or reason
         self.received = self.received or received
 
@@ -205,8 +204,11 @@ class Runtime:
     """
 
     failures: tuple[type[Exception], ...] = ()
-    """Errors of its libraries that fail a run. ``OffbeatError`` and ``OSError`` fail every run. Any
-    other error is a bug, and is raised."""
+    """Errors of the runtime's libraries that make a run fail.
+
+    ``OffbeatError`` and ``OSError`` make a run fail on every runtime. Any other error is a bug, and
+    is raised.
+    """
 
     start: Callable[[RunConfig, Signals], object] | None = None
     """Starts processes of the runtime, if it has any, while the model is checked.
@@ -237,7 +239,7 @@ class RunEnd:
 
 
 class Session:
-    """Signals and output of a run. The defaults are the command line's."""
+    """Signals and output of a run. The defaults are for the command line."""
 
     def __init__(
         self,
@@ -248,8 +250,8 @@ class Session:
     ) -> None:
         """Write to these consoles, else to the standard streams.
 
-        ``in_python``: the caller raises the problems in ``RunEnd``, so they are not printed. Texts
-        name Python calls, not commands.
+        With ``in_python``, the caller raises the problems in ``RunEnd``, so they are not printed.
+        Texts then name Python calls, not commands.
         """
         self.console = screen(sys.stdout) if console is None else console
         self.errors = screen(sys.stderr) if errors is None else errors
@@ -436,5 +438,5 @@ def _say(console: Console, text: str, style: str = "") -> None:
 def summarize_lost_run(
     spec: RunSpec, outcome: Outcome, error: str, *, ended_by: str = ""
 ) -> Summary:
-    """Return a summary from the recorded files of a run if its controller wrote no summary."""
+    """Return a summary made from a run's files, in case its controller wrote no summary."""
     return last_summary(spec.run_dir, spec.config, spec.run_id, outcome, error, ended_by=ended_by)

@@ -1,7 +1,7 @@
 """Downloads a model to the local disk of this machine, or of every node of a cluster.
 
 ``huggingface_hub.snapshot_download`` runs in a child process. If no byte moves for some time, the
-child is killed and restarted. Complete files are kept. So a client that hangs blocks no node
+child is killed and restarted. Complete files are kept. So a hanging client never blocks a node
 forever.
 """
 
@@ -30,7 +30,7 @@ _KILL_S: Final = 10.0
 _VERIFY_S: Final = 120.0
 _SLOWEST_BYTES_PER_S: Final = 20 * 2**20  # of a disk from which files are verified
 _FRUITLESS: Final = 3
-"""Downloads in a row that stall without a completed file, after which the node gives up."""
+"""Number of downloads in a row that stall without completing a file before the node gives up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Download(Protocol):
         ...
 
     def raise_problem(self) -> None:
-        """Raise ``CannotStage`` if the download that has ended failed."""
+        """Raise ``CannotStage`` if the download has ended with a failure."""
         ...
 
 
@@ -137,7 +137,7 @@ def supervise(
 ) -> Generator[str]:
     """Run a download to its end. Kill and restart it if no byte moves for ``stall_s``.
 
-    It is also killed if the caller stops or ``look`` fails.
+    The download is also killed if the caller stops iterating, or if ``look`` fails.
 
     Raises:
         CannotStage: The download failed, or stalled several times in a row without a new file.

@@ -29,7 +29,7 @@ def stage_on_cluster(
 
     Raises:
         ClusterUnreachable: No cluster answers at ``RAY_ADDRESS``.
-        TokenRefused: It requires a token that this process does not have.
+        TokenRefused: The cluster requires a token that this process does not have.
     """
     start_ray({})
     try:

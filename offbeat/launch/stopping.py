@@ -27,8 +27,8 @@ _STOP_S: Final = 10.0  # to kill all actors; Ray ends this process 20 s after ``
 def end_controller(controller: Handle) -> None:
     """End a controller's process.
 
-    It ends itself, because a kill needs the cluster's control service. A frozen controller is
-    killed.
+    The process is asked to end itself, because a kill needs the cluster's control service. A frozen
+    controller is killed.
     """
 
     def end() -> None:
@@ -48,8 +48,8 @@ def stop_ray(
 ) -> None:
     """Kill all actors and disconnect from the cluster.
 
-    Without its control service both calls block. Then this process leaves without them. A private
-    cluster ends with this process in any case.
+    Without the cluster's control service, both calls block. Then this process continues without
+    them. A private cluster ends with this process in any case.
     """
     started = _processes_of_own_cluster()
 
@@ -69,7 +69,7 @@ def stop_ray(
 
 
 def _processes_of_own_cluster() -> list[psutil.Process]:
-    """Return the processes of the private cluster; none if this process joined another one.
+    """Return the processes of the private cluster, or none if this process joined a cluster.
 
     Other children of this process belong to the program that called ``offbeat.train``.
     """

@@ -36,7 +36,7 @@ EXCLUDED: Final = (
 )
 MAX_PACKAGE_BYTES: Final = 200 * 2**20
 _ENDED_EARLY: Final = ("FAILED", "STOPPED")
-"""Statuses of a Ray job with a run that can be resumed."""
+"""Statuses of Ray jobs whose runs can be resumed."""
 
 
 class CannotPack(OffbeatError):
@@ -74,7 +74,7 @@ class NoClusterNeeded(FixableError):
 class RayJob:
     """A job to submit to Ray.
 
-    The same recipe and overrides always have the same ``submission_id``, but each resume another.
+    The same recipe and overrides always have the same ``submission_id``. Each resume has a new one.
     """
 
     submission_id: str
@@ -103,8 +103,8 @@ def submit_job(
 ) -> int:
     """Pack and submit a job, print how to follow it, and return the exit code.
 
-    0: submitted, now or before. 1: submitted before, and failed or stopped. 2: the address, the
-    token or the directory is wrong.
+    Exit code 0: the job was submitted, now or before. 1: it was submitted before, and failed or was
+    stopped. 2: the address, the token or the directory is wrong.
 
     ``what`` is a recipe, or the directory of a run to continue.
     """
@@ -146,7 +146,7 @@ def check_on_cluster(loaded: LoadedRecipe) -> None:
     """Raise if the recipe does not run on a cluster.
 
     Raises:
-        NoClusterNeeded: It runs in one process.
+        NoClusterNeeded: The recipe runs in one process.
     """
     if loaded.config.runtime.backend == "local":
         problem = "runs in one process, without Ray"
@@ -158,7 +158,7 @@ def check_address(address: str) -> None:
     """Refuse addresses for which Ray's client would search a cluster for a minute.
 
     Raises:
-        NoDashboardAddress: It is not a URL of a host and an optional port.
+        NoDashboardAddress: The address is not a URL of a host and an optional port.
     """
     try:
         url = urlsplit(address)
@@ -175,8 +175,8 @@ def plan(
 ) -> RayJob:
     """Create the job for a recipe inside ``working_dir``.
 
-    Paths that are not packed must also exist on the cluster, under the same absolute path. That
-    includes the run directory, which must not be inside the copy, because Ray deletes the copy.
+    Files that are not packed must exist on the cluster too, under the same absolute path. The same
+    holds for the run directory. It must not be inside the copy, because Ray deletes the copy.
 
     Raises:
         CannotPack: A recipe is not packed, the directory is too large, or an override is a secret.
@@ -206,7 +206,7 @@ def plan_resume(
 ) -> RayJob:
     """Create a job that continues the run in ``run_dir``, a directory on the cluster.
 
-    Every call creates another job. The lock of the directory refuses all but one.
+    Every call creates another job. The lock of the run directory refuses all jobs but one.
 
     Raises:
         CannotPack: The directory is too large, or an override is a secret.

@@ -1,4 +1,4 @@
-"""Hosts a part of a run in a thread, instead of a Ray process: makes, replaces and ends it."""
+"""Hosts a part of a run in a thread instead of a Ray process: creates, replaces and ends it."""
 
 import asyncio
 import contextlib
@@ -16,13 +16,13 @@ from offbeat.messages.text import first_line
 T = TypeVar("T")
 R = TypeVar("R")
 ONE_AT_A_TIME: Final = threading.Lock()
-"""transformers replaces functions of torch while it loads a model, so only one thread may load."""
+"""Lock for loading models: transformers replaces torch functions meanwhile, for all threads."""
 
 
 class Hosted(Generic[T]):
-    """One part of a run, made in a separate thread. Any event loop may call it.
+    """One part of a run, created in a separate thread. Any event loop may call it.
 
-    ``restart`` abandons the part and makes another one. Open calls then raise ``ActorLost``, like
+    ``restart`` abandons the part and creates another one. Open calls then raise ``ActorLost``, like
     calls of a killed process. The abandoned thread cannot be killed. It ends when its call returns.
     """
 
@@ -68,13 +68,13 @@ class Hosted(Generic[T]):
         return life.run(during, partial(life.await_work, during, work))
 
     def restart(self) -> T | None:
-        """Abandon the part and make another. Return the abandoned part, or None if not made yet."""
+        """Abandon the part and create another. Return the old one, or None if not made yet."""
         abandoned = self.end()
         self._life = _Life(self.name, self._make, self._lock)
         return abandoned
 
     def wait(self) -> T:
-        """Wait until the part is made and return it. Raises whatever ``make`` raised."""
+        """Wait until the part is made and return it. If ``make`` raised, raise its error."""
         return self._life.wait()
 
     def hosts(self, part: T) -> bool:
@@ -87,7 +87,7 @@ class Hosted(Generic[T]):
 
     @contextlib.contextmanager
     def ending(self) -> Generator[None]:
-        """Close the part in the block, then abandon it. Closing again does nothing."""
+        """Abandon the part after the block, which closes it. A second call does nothing."""
         try:
             with contextlib.suppress(ActorLost):
                 yield
@@ -145,7 +145,7 @@ class _Life(Generic[T]):
         raise StartFailed(self._name, f"{type(error).__name__}: {first_line(error)}") from error
 
     async def run(self, during: str, work: Callable[[], Coroutine[Any, Any, R]]) -> R:
-        """Await ``work()``, unless the part ends before."""
+        """Await ``work()``. Stop waiting if the part ends before."""
         loop = asyncio.get_running_loop()
         task = loop.create_task(work())
         with self._lock:
@@ -174,7 +174,7 @@ class _Life(Generic[T]):
 
 @contextlib.contextmanager
 def raise_bugs_as_failures(name: str, during: str) -> Generator[None]:
-    """Raise any error but a typed failure as a bug of the part ``name``, with its location."""
+    """Raise any error except a typed failure as a bug of the part ``name``, with its location."""
     try:
         yield
     except OffbeatError:

@@ -46,18 +46,18 @@ from offbeat.weight_sync.served import ServedWeights
 
 
 class CpuClocks:
-    """CPU seconds of the threads that report their time. The rest is the controller's."""
+    """CPU seconds of threads that report their time. The rest counts as the controller's."""
 
     def __init__(self, process_s: Callable[[], float] = time.process_time) -> None:
-        """``process_s`` returns the CPU seconds of the whole process."""
+        """Create the clocks. ``process_s`` returns the CPU seconds of the whole process."""
         self._process_s = process_s
         self._threads = list[Callable[[], float]]()
         self._lock = threading.Lock()
 
     def make_clock(self, thread: threading.Thread) -> Callable[[], float]:
-        """Return a clock of a running thread's CPU seconds, for use in any thread.
+        """Return a clock of a running thread's CPU seconds. Any thread may read it.
 
-        It stops once the thread has ended.
+        The clock stops once the thread has ended.
         """
         identity = thread.ident
         if identity is None:
@@ -77,7 +77,7 @@ class CpuClocks:
         return read
 
     def rest_s(self) -> float:
-        """Return the CPU seconds of the process without its threads with a clock."""
+        """Return the CPU seconds of the process, without threads that have a clock."""
         with self._lock:
             hosted_s = sum(read() for read in self._threads)
         return self._process_s() - hosted_s
@@ -118,7 +118,7 @@ def make_engine(spec: EngineSpec, cpu: CpuClocks, thread: WorkThread) -> EngineS
 def make_shared_engine(
     spec: EngineSpec, trainer: Hosted[TrainerRank], cpu: CpuClocks, thread: WorkThread
 ) -> EngineServer:
-    """Create an engine that computes with the trainer's tensors, in the thread of its steps."""
+    """Create an engine that computes with the trainer's tensors, in the thread that runs it."""
     from offbeat.local.shared_weights import start_shared_engine  # noqa: PLC0415 -- torch
 
     return start_shared_engine(spec, trainer, thread, cpu.make_clock(thread.thread))

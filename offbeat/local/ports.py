@@ -50,7 +50,7 @@ class Payload:
     __slots__ = ("columns", "hold")
 
     def __init__(self, columns: Columns, hold: object = None) -> None:
-        """``hold`` keeps the copy of the group on disk as long as the handle exists."""
+        """Create the handle. ``hold`` keeps the group's copy on disk while the handle exists."""
         self.columns, self.hold = columns, hold
 
 
@@ -136,7 +136,7 @@ class LocalTrainer:
 
 
 class UnpublishedLocalTrainer(LocalTrainer):
-    """Port of the trainer in a run where nothing loads its weights."""
+    """Port of the trainer for runs in which nothing loads its weights."""
 
     async def publish_weights(self, fence: Fence, version: int) -> WeightRelease:
         """Return a release that names the version and holds no weights."""
@@ -157,7 +157,7 @@ class LocalGenerator:
     """Port of one engine."""
 
     def __init__(self, engine: Hosted[EngineServer], loop: LoopThread) -> None:
-        """``loop`` runs all calls of the engine."""
+        """Create the port. ``loop`` runs all calls of the engine."""
         self.name = engine.name
         self._engine, self._loop = engine, loop
 
@@ -214,7 +214,7 @@ class LocalRollouts:
         Args:
             worker: The worker.
             loop: The loop that all its calls run on.
-            hold: Called for each finished group. Its result is kept as long as the payload.
+            hold: Called for each finished group. Its result is kept as long as the payload exists.
         """
         self._worker, self._loop, self._hold = worker, loop, hold
         self._on_joined: OnJoined | None = None
@@ -226,7 +226,7 @@ class LocalRollouts:
         self._on_joined = on_joined
 
     def report_lost(self, on_lost: OnLost) -> None:
-        """Ignore the callback: a worker in this process is lost only with the run."""
+        """Ignore the callback: a worker in this process can be lost only together with the run."""
         del on_lost
 
     def report_to(self, on_report: OnReport) -> None:

@@ -1,4 +1,4 @@
-"""Runs a recipe in this process, and watches it as a driver watches a controller on Ray."""
+"""Runs a recipe in this process, and watches the run as a driver watches a controller on Ray."""
 
 import asyncio
 import contextlib
@@ -95,7 +95,7 @@ class LocalController:
     def ask(self, question: Callable[[ControllerHost], T]) -> "Future[T]":
         """Return the controller's answer, computed on its loop.
 
-        If the question raises, the run fails with that error and no answer comes.
+        If the question raises, the run fails with that error, and there is no answer.
         """
         answer = Future[T]()
 
@@ -122,7 +122,7 @@ class LocalController:
 
 @dataclass(slots=True)
 class _WatchedRun:
-    """A run, and the work of its watcher several times per second."""
+    """A run, and the work that its watcher does several times per second."""
 
     spec: RunSpec
     controller: LocalController

@@ -4,9 +4,10 @@ Decode steps and optimizer steps alternate (``WeightGate``), so each token has t
 computed it:
 
 - A finish closes the gate before the first weight changes, and waits for the decode steps in
-progress. - After an applied step, each engine continues once it has committed that release. - After
-a step that was not applied, the engines continue. So they do after a finish that was refused
-  because an earlier call of its step had failed.
+  progress.
+- After an applied step, each engine continues once it has committed that release.
+- After a step that was not applied, the engines continue at once. They also continue after a finish
+  that was refused because an earlier call of its step had failed.
 - A finish that raised keeps the gate closed until a restore. Engines load the restored release.
 - A replaced trainer has different tensors. Its former engines fail and are replaced.
 
@@ -72,7 +73,7 @@ class WeightGate:
         self._refused = dict[object, Callable[[], object]]()  # called at the next opening
 
     def close(self) -> bool:
-        """Refuse new uses, wait for current ones to end, and return whether the gate was open."""
+        """Refuse new uses, wait for current uses to end, and return whether the gate was open."""
         with self._changed:
             was_open, self._is_closed = not self._is_closed, True
             self._changed.wait_for(lambda: not self._users)
@@ -90,7 +91,7 @@ class WeightGate:
             retry()
 
     def begin(self, edition: int | None, user: object, retry: Callable[[], object]) -> bool:
-        """Begin to use an edition, or return False and call ``retry`` at the next opening."""
+        """Begin to use an edition, or return False and call ``retry`` when the gate opens."""
         with self._changed:
             if self._is_closed or edition != self._edition:
                 self._refused[user] = retry
@@ -101,7 +102,7 @@ class WeightGate:
     def enter(self, *, waits: bool = False) -> int | None:
         """Begin to use the current edition and return it, or None if the gate is closed.
 
-        ``waits``: wait until it is open.
+        With ``waits``, wait until the gate is open.
         """
         with self._changed:
             if waits:
@@ -122,7 +123,7 @@ class EngineTurns:
     """Steps of one engine, which decodes with the edition that it has adopted."""
 
     def __init__(self, gate: WeightGate) -> None:
-        """``gate`` guards the weights that the engine uses."""
+        """Create the turns. ``gate`` guards the weights that the engine uses."""
         self._gate = gate
         self._edition: int | None = None
 
@@ -134,7 +135,7 @@ class EngineTurns:
 
     @contextmanager
     def reading(self) -> Generator[bool]:
-        """Keep the weights unchanged in the block. Yield whether they are the adopted edition."""
+        """Keep the weights unchanged in the block. Yield whether they are the engine's edition."""
         edition = self._gate.enter()
         try:
             yield edition is not None and edition == self._edition
@@ -146,7 +147,7 @@ class EngineTurns:
     def adopting(self) -> Generator[bool]:
         """Use the current edition in the block, and adopt it if the block does not raise.
 
-        The block gets False while the weights are changing. It must raise then.
+        The block gets False if the weights are being changed. Then it must raise.
         """
         edition = self._gate.enter()
         try:
@@ -161,7 +162,7 @@ class SharedRank(TrainerRank):
     """A trainer rank that shares its weights with engines."""
 
     model: PreTrainedModel
-    """The trained model. Its tensors keep their identity."""
+    """The trained model. Its tensor objects are never replaced."""
 
     def __init__(
         self,
@@ -208,7 +209,7 @@ class SharedRank(TrainerRank):
 
     @contextmanager
     def _close_gate(self) -> Generator[None]:
-        """Close the gate before the block. A refused call leaves the gate as before."""
+        """Close the gate before the block. If the block refuses its call, restore the gate."""
         was_open = self.gate.close()
         try:
             yield
@@ -223,7 +224,7 @@ class SharedRank(TrainerRank):
         self.gate.open(changed=is_new)
 
     def holds(self, release: WeightRelease) -> bool:
-        """Return whether this rank published its current weights as the release."""
+        """Return whether this release has the weights that the rank holds now."""
         return self._published == (release.version, release.digest)
 
 
@@ -243,7 +244,7 @@ class SharedEngineServer(EmbeddedEngineServer):
         Args:
             spec: Specification of the engine.
             trainer: Host of the trainer.
-            rank: The rank that it hosts now.
+            rank: The rank that the host holds now.
             thread: Thread that runs the engine.
             cpu_clock: Returns the CPU seconds of the engine.
         """
@@ -257,7 +258,7 @@ class SharedEngineServer(EmbeddedEngineServer):
         )
 
     async def _load_release(self, incoming: IncomingRelease) -> LoadOutcome:
-        """Adopt the trainer's weights as the release, without loading anything."""
+        """Adopt the trainer's weights as the release, without loading data."""
         release = incoming.release
         if not self._trainer.hosts(self._rank):
             problem = "it computes with the weights of a trainer that was replaced"
@@ -303,11 +304,11 @@ def start_shared_engine(
 
 
 def make_twin(model: PreTrainedModel, spec: EngineSpec) -> PreTrainedModel:
-    """Return a model with the tensors of another model as its weights.
+    """Return a model whose weights are the tensors of another model.
 
-    It has separate config, attention, parameter objects, and buffers that no file holds. The
-    engine's proof replaces the parameters' ``data`` for a moment, and the trainer's parameters have
-    gradients.
+    It has its own config, attention, parameter objects, and buffers that no file holds. Parameter
+    objects are separate because the engine's proof replaces their ``data`` for a moment, and
+    because the trainer's have gradients.
     """
     dtype = getattr(torch, spec.model.dtype)
     twin = make_shell(spec.model.path, dtype, trust_remote_code=spec.model.trust_remote_code)

@@ -36,7 +36,7 @@ class LoopThread:
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work(), self.loop))
 
     def stop(self, within_s: float = 0.0) -> None:
-        """End the loop and the thread and wait for that. Open calls are cancelled."""
+        """Cancel open calls, end the loop and its thread, and wait for that."""
         with contextlib.suppress(RuntimeError):  # its loop is closed
             self.loop.call_soon_threadsafe(self._is_over.set)
         self.thread.join(within_s)
@@ -61,7 +61,7 @@ class WorkThread(Executor):
     def submit(  # pyright: ignore[reportIncompatibleMethodOverride] -- typeshed hides the first two
         self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
     ) -> "Future[T]":
-        """Run a call once all earlier ones have ended, unless its future is cancelled before.
+        """Run a call once all earlier calls have ended, unless its future is cancelled before.
 
         Raises:
             RuntimeError: The executor was shut down.

@@ -1,7 +1,7 @@
 """Explains to people why bytes are not JSON.
 
-The decoder in use reports only the byte at which it stops. Python's decoder accepts more, so it can
-describe the problem at that byte.
+The decoder in use reports only the byte at which it stops. Python's own decoder accepts more input,
+so it is used to describe the problem at that byte.
 
 The module also measures the nesting of JSON values written by other people or by a model.
 """
@@ -18,10 +18,10 @@ T = TypeVar("T")
 
 
 def decode_json(text: bytes, kind: type[T]) -> T:
-    """Decode JSON that anybody may have written.
+    """Decode JSON from an untrusted source.
 
     Raises:
-        msgspec.DecodeError: It is not JSON, of another type, or nested too deeply.
+        msgspec.DecodeError: It is not JSON, has a different type, or is nested too deeply.
     """
     try:
         return msgspec.json.decode(text, type=kind)
@@ -30,11 +30,11 @@ def decode_json(text: bytes, kind: type[T]) -> T:
 
 
 class _NotFinite(ValueError):
-    """Number that JSON does not have, in Python's notation."""
+    """Number in Python's notation that JSON does not have, such as NaN."""
 
 
 def json_problem(text: bytes) -> str:
-    """Return why ``text`` is not JSON, and the fix. A strict decoder must have refused it."""
+    """Return why ``text`` is not JSON, and the fix. A strict decoder must have refused ``text``."""
     try:
         value: object = json.loads(text.decode(), parse_constant=_refuse)
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode()

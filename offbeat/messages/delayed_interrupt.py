@@ -12,7 +12,7 @@ def delay_interrupt() -> Generator[None]:
     """Delay Ctrl-C in the main thread to the end of the block. A second Ctrl-C is not delayed.
 
     If an import of torch is interrupted, the process cannot import torch again. Python handles
-    signals only in the main thread, so in another thread nothing is delayed.
+    signals only in the main thread, so in any other thread nothing needs to be delayed.
     """
     before = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or before is None:

@@ -6,4 +6,4 @@ FINISHED: Final = 0
 FAILED: Final = 1
 
 REFUSED: Final = 2
-"""Nothing was done: the arguments, the recipe, or the run directory cannot be used."""
+"""Nothing was done, because the arguments, the recipe or the run directory cannot be used."""

@@ -30,7 +30,7 @@ class Component(enum.StrEnum):
 ENVIRONMENT_UNAVAILABLE: Final = "environment_unavailable"
 """``RolloutFailed.reason`` of an environment that reports that it is out of service."""
 WORKER_LOST: Final = "actor_lost"
-"""Reason with which a group is returned if its environment worker was lost."""
+"""Reason for returning a group whose environment worker was lost."""
 
 
 @dataclass_transform(eq_default=False, field_specifiers=(field,))
@@ -38,8 +38,9 @@ class OffbeatError(Exception):
     """Base of every error that this package raises on purpose.
 
     A subclass declares its *fields* as a dataclass does, and formats them in ``__str__``. The
-    fields are its ``args``. pickle rebuilds an exception by calling its class with ``args``, so an
-    error with a sentence as ``args`` would lose its class at the first actor boundary.
+    fields become its ``args``, because pickle rebuilds an exception by calling its class with
+    ``args``. If ``args`` were only a sentence, the error would lose its class at the first actor
+    boundary.
     """
 
     __match_args__: ClassVar[tuple[str, ...]] = ()  # fields that the constructor accepts
@@ -54,7 +55,7 @@ class OffbeatError(Exception):
 
 
 class ShortInNotebooks:
-    """Mixin of errors with a self-explanatory text. A notebook shows it without a traceback."""
+    """Mixin for errors whose text explains itself. A notebook shows them without a traceback."""
 
     def _render_traceback_(self) -> list[str]:
         return [f"{type(self).__name__}: {self}"]
@@ -81,7 +82,7 @@ class UserCodeRefused(FixableError):
 
 
 _USER_PARTS: Final = frozenset({"reward", "answer", "agent", "environment"})
-"""First words of the reasons of failures in user code."""
+"""First words of the reasons for failures in user code."""
 
 
 class RolloutFailed(OffbeatError):
@@ -102,7 +103,7 @@ class RolloutFailed(OffbeatError):
     ) -> None:
         """``source`` defaults to the engine for infrastructure failures, else the environment.
 
-        ``sample`` is the failed sample. None: unknown, or the whole group failed.
+        ``sample`` is the failed sample, or None if it is unknown or the whole group failed.
         """
         super().__init__(kind, prompt_index, attempt, reason, detail, source, sample)
         self.kind, self.prompt_index, self.attempt = kind, prompt_index, attempt
@@ -117,7 +118,7 @@ class RolloutFailed(OffbeatError):
 
     @property
     def is_of_user_code(self) -> bool:
-        """Return whether the fix is in user code: a reward, answer, agent or environment."""
+        """Return whether the fix is in user code: in a reward, answer, agent or environment."""
         part, _, _ = self.reason.partition("_")
         return self.kind is not FailureKind.INFRASTRUCTURE and part in _USER_PARTS
 
@@ -140,7 +141,7 @@ class StrayMediaToken(RolloutFailed):
 
 
 class ActorLost(OffbeatError):
-    """A remote process died, or can no longer be reached.
+    """A remote process has died or can no longer be reached.
 
     Fix: none while budgets last. If it recurs, raise memory; if the controller was lost, resume.
     """
@@ -172,7 +173,7 @@ class ArgumentLost(ActorLost):
     """An argument was lost with the machine that stored it, so the call was not executed.
 
     The actor itself is alive. Callers that pass references handle this error separately. For all
-    others the call did not reach the actor.
+    other callers, the call did not reach the actor.
 
     Fix: none: the call is repeated with new data.
     """
@@ -197,7 +198,7 @@ class StartFailed(OffbeatError):
 
 
 class EngineUnavailable(OffbeatError):
-    """The engine of this process is broken, closed, or paused. The request had no effect.
+    """The engine of this process is broken, closed or paused. The request had no effect.
 
     Fix: none: the group goes elsewhere and the engine restarts.
     """
@@ -293,14 +294,14 @@ class StepOutOfOrder(OffbeatError):
 class StepBroken(StepOutOfOrder):
     """A call was refused because an earlier call of its step failed. Only an abort is accepted.
 
-    It may arrive before the reply of the failed call.
+    This error may arrive before the reply to the failed call.
 
     Fix: none: the step is aborted and repeated.
     """
 
 
 class TrainerCall(enum.StrEnum):
-    """Call of the trainer that can fail on a rank that is still alive."""
+    """Trainer calls that can fail on a rank that is still alive."""
 
     BEGIN = "begin"
     PREPARE_LOGPROBS = "prepare_logprobs"
@@ -369,8 +370,8 @@ class UnfitGroup(OffbeatError):
 class PayloadLost(OffbeatError):
     """The columns of some groups were lost with the machine that held them. The trainer is healthy.
 
-    The columns are read again from the spool, or the groups rolled out again. The step is aborted
-    and retried.
+    The columns are read again from the spool, or the groups are rolled out again. The step is
+    aborted and retried.
 
     Fix: none: the groups are read from the spool or rolled out again.
     """

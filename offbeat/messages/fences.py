@@ -1,6 +1,6 @@
 """Fences, which reject calls of older controllers, and keys of train-step calls.
 
-Actors check the fence of each call and refuse calls of a replaced controller. Pure.
+Actors check the fence of each call and refuse calls of a controller that was replaced. Pure.
 """
 
 import msgspec
@@ -18,8 +18,9 @@ class Fence(msgspec.Struct, frozen=True):
 class StepKey(msgspec.Struct, frozen=True):
     """Key of one call of a train step, so that a repeated call is recognised.
 
-    The same key again returns the stored reply. Another step while one is open raises
-    ``StepAlreadyOpen``. A ``seq`` that is not the next number raises ``StepOutOfOrder``.
+    If a key is repeated, the stored reply is returned. If another step is begun while one is open,
+    this raises ``StepAlreadyOpen``. If ``seq`` is not the next number, it raises
+    ``StepOutOfOrder``.
     """
 
     step: int  # optimizer step, from 1

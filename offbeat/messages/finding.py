@@ -26,7 +26,7 @@ class Finding:
         return self._with(self.fix)
 
     def in_python(self) -> str:
-        """Return the text for a caller in Python. It names calls where ``str`` names commands."""
+        """Return the text for a caller in Python. It names calls instead of commands."""
         return self._with(self.fix_in_python or self.fix)
 
     def _with(self, fix: str) -> str:

@@ -9,10 +9,10 @@ RETRY_S: Final = 0.25
 """Seconds between two attempts to reach a process that is starting."""
 
 ADVANTAGE_S: Final = 60.0
-"""Limit in seconds for a user's advantage estimator on the groups of one chunk."""
+"""Maximum seconds for a user's advantage estimator on the groups of one chunk."""
 
 READ_PROMPTS_S: Final = 3600.0
-"""Seconds to download and read the prompt files: tens of gigabytes, from the hub."""
+"""Maximum seconds to download and read the prompt files: enough for tens of gigabytes."""
 
 READ_JOURNAL_S: Final = 900.0
-"""Seconds to read the journal of an earlier controller: ten million groups, from a slow disk."""
+"""Maximum seconds to read an earlier controller's journal: enough for ten million groups."""

@@ -1,6 +1,6 @@
 """Frames on a stream of bytes: a header with the length of the body, then the body.
 
-The plain header is only the length. The journal's files use different frames, because they
+A plain header has only the length. The journal's files use different frames, because these must
 distinguish a torn tail from damage.
 """
 
@@ -26,7 +26,11 @@ class FrameBuffer:
     """Assembles the pieces of a stream into frames."""
 
     def __init__(self, length_of: Callable[[bytes], int], header_bytes: int = LENGTH.size) -> None:
-        """``length_of`` reads a header of ``header_bytes``. ``next`` raises its errors."""
+        """Create an empty buffer.
+
+        ``length_of`` reads the length from a header of ``header_bytes``. ``next`` raises its
+        errors.
+        """
         self._length_of, self._header_bytes = length_of, header_bytes
         self._received = bytearray()
 

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 
 STOPPED_AT_STRING: Final = "stop_string"
-"""Finish reason of a sample with text that completed a stop string."""
+"""Finish reason of a sample whose text completed a stop string."""
 
 
 LEAST_TEMPERATURE: Final = 1e-30
-"""Smallest temperature. Below it, scaled logits may exceed float32, so logprobs may be NaN."""
+"""Minimum temperature. Below it, scaled logits may exceed float32, so logprobs may be NaN."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True):
@@ -52,8 +52,8 @@ class GenerateResult(msgspec.Struct, frozen=True):
     """Continuations of one request, packed end to end.
 
     ``logprobs`` are natural logs under ``softmax(logits / temperature)`` over the whole vocabulary,
-    before ``min_p``, ``top_k`` and ``top_p`` cut it. The trainer recomputes this distribution, and
-    the loss compares with it.
+    before ``min_p``, ``top_k`` and ``top_p`` remove tokens. The trainer computes logprobs under the
+    same distribution, and the loss compares the two.
     """
 
     request_id: str
@@ -65,7 +65,7 @@ class GenerateResult(msgspec.Struct, frozen=True):
     engine: str
     incarnation: str
     kept_kv: tuple[int, ...] = ()
-    """[G] number of each sample's tokens with keys and values of weights older than their version.
+    """[G] number of each sample's tokens whose keys and values come from older weights.
 
-    Empty if no sample has such tokens.
+    Older means older than the token's own version. Empty if no sample has such tokens.
     """

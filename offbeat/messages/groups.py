@@ -16,11 +16,11 @@ VersionSpans = tuple[tuple[int, int], ...]
 """Weight versions of one sample, in token order: ``((version, number of tokens), ...)``."""
 
 RewardsByName = tuple[tuple[str, tuple[float | None, ...]], ...]
-"""Names, and a value of each sample. None if the reward of this name does not apply to it."""
+"""Names, each with a value per sample. None if the reward does not apply to the sample."""
 
 
 class Prompt(msgspec.Struct, frozen=True):
-    """One row of the prompt source at a position of the endless prompt order."""
+    """One row of the prompt source, at a position in the endless prompt order."""
 
     prompt_index: int  # position in the endless order, from 0
     epoch: int  # passes over the rows before this one
@@ -56,7 +56,7 @@ class RolloutTask(msgspec.Struct, frozen=True):
 
     @property
     def request_prefix(self) -> str:
-        """Return a readable prefix of its request ids. The worker makes the ids unique."""
+        """Return a readable prefix for the task's request ids. The worker makes the ids unique."""
         readable = f"{self.prompt.prompt_index}-{self.attempt}"
         if not self.evaluation:
             return readable
@@ -79,13 +79,13 @@ OUT_OF_TURNS: Final = "turns"
 """Finish reason of an episode that was cut off because it ran out of turns."""
 
 LATE: Final = "deadline"
-"""Finish reason of a masked sample with an environment that did not answer in time."""
+"""Finish reason of a masked sample whose environment did not answer in time."""
 
 EPISODE_LATE: Final = "episode_deadline"
-"""Finish reason of a masked sample of an agent whose episode exceeded its own limit."""
+"""Finish reason of a masked sample: an agent's episode that exceeded its own time limit."""
 
 PROCESS_LOST: Final = "agent_process_lost"
-"""Reason of an episode that lost its process without causing the loss."""
+"""Reason for an episode that lost its process without causing the loss."""
 
 
 class SampleStatus(enum.StrEnum):
@@ -96,7 +96,7 @@ class SampleStatus(enum.StrEnum):
 
 
 class SampleFailure(enum.StrEnum):
-    """Kind of the last failed try of a sample."""
+    """Kind of a sample's last failed try."""
 
     NONE = "none"  # no try has failed
     INFRASTRUCTURE = (
@@ -108,8 +108,8 @@ class SampleFailure(enum.StrEnum):
 class Receipt(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Record of a finished group. Its producer has checked schema, lengths and finiteness.
 
-    It contains plain values only. Columnar tuples have one entry per sample. ``payload_bytes``
-    counts the packed columns. A new field at the end needs no new ``SCHEMA`` of the journal.
+    It contains only plain values. Columnar tuples have one entry per sample. ``payload_bytes`` is
+    the size of the packed columns. A new field at the end needs no new ``SCHEMA`` of the journal.
     """
 
     prompt_index: int
@@ -167,7 +167,7 @@ class Receipt(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @property
     def generated_tokens(self) -> tuple[int, ...]:
-        """Return each valid sample's trained tokens, or all its tokens if truncated and masked."""
+        """Return each valid sample's trained tokens, or all of them if truncated and masked."""
         truncated = self.truncated
         if not any(truncated):
             return self.of_valid(self.valid_tokens)

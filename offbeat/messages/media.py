@@ -1,6 +1,6 @@
 """Media of a prompt: arrays that all samples of its group share, next to the tokens.
 
-The core stores, sends and counts media, and never reads them. The option that makes them defines
+The core stores, sends and counts media, but never reads them. The plug-in that makes them defines
 names, shapes and meaning.
 """
 
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 
 MEDIA_PREFIX: Final = "media_"
-"""Start of the name of every media column."""
+"""Prefix of the name of every media column."""
 
 Media = Mapping[str, "NDArray[Any]"]
-"""Media of one prompt by column name. The prompt's token ids already hold their placeholders."""
+"""Media of one prompt, by column name. The prompt's token ids already contain the placeholders."""
 
 
 class Thumbnail(NamedTuple):
@@ -32,12 +32,12 @@ def get_media(columns: Mapping[str, "NDArray[Any]"]) -> Media | None:
 
 
 def media_bytes(media: Media | None) -> int:
-    """Return the bytes that media need in the columns of their group."""
+    """Return the bytes that media need in their group's columns."""
     return sum(values.nbytes for values in (media or {}).values())
 
 
 class NoMedia:
-    """Has the methods of a media plug-in. No recipe can request media."""
+    """Stand-in for a missing media plug-in. With it, no recipe can request media."""
 
     LIMIT_KEY: ClassVar[str] = "an installation without a plug-in of media"
     PREVIEW_COLUMN: ClassVar[str] = "media"

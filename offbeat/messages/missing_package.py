@@ -1,4 +1,4 @@
-"""Error for a package that a command needs and that is missing, with installation advice."""
+"""Error, with installation advice, for a missing package that a command needs."""
 
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -17,7 +17,7 @@ _FIXES: Final = {
     "cloudpickle": "Install it: pip install cloudpickle",
     "matplotlib": "Install it: pip install 'offbeat[notebook]'",
 }
-"""Packages that parts of this package need, and the advice if they are missing."""
+"""Packages that parts of offbeat need, and the advice if one is missing."""
 
 
 class PackageMissing(ShortInNotebooks, OffbeatError):

@@ -1,6 +1,7 @@
 """Removes secrets from text, and cuts text so that no part of a secret stays at the cut.
 
-A redactor finds only whole secrets. So text is redacted before it is cut, in the process that cuts.
+A redactor finds only complete secrets. So text is redacted before it is cut, in the process that
+cuts it.
 """
 
 import json
@@ -28,7 +29,7 @@ _VARIABLE: Final = re.compile(
     re.IGNORECASE,
 )
 LONGEST_SECRET: Final = 8192
-"""Characters of the longest secret of which no part stays at a cut."""
+"""Maximum length of a secret for which it is certain that no part stays at a cut."""
 
 _OF_RECIPES = set[str]()
 
@@ -48,7 +49,7 @@ def of_environment(environ: Mapping[str, str]) -> set[str]:
 
 
 def compile_secrets(secrets: Collection[str]) -> re.Pattern[str]:
-    """Return a pattern that finds the secrets as text usually has them, and passwords in URLs."""
+    """Return a pattern that finds passwords in URLs, and these secrets as text usually has them."""
     found = {secret for secret in secrets if len(secret) >= SHORTEST}
     forms = {form for secret in found for form in _written_forms(secret)}
     # The longest first: a secret may be a prefix of another.
@@ -57,7 +58,7 @@ def compile_secrets(secrets: Collection[str]) -> re.Pattern[str]:
 
 
 def _written_forms(secret: str) -> set[str]:
-    """Return the secret unchanged, as ``repr`` writes it, both JSON-escaped, and quoted for URLs."""
+    """Return the secret itself, its ``repr``, both of these JSON-escaped, and its form in URLs."""
     plain = {secret, repr(secret)[1:-1]}
     quoted = {quote(secret, safe, errors="replace") for safe in ("", "/")}
     escaped = {
@@ -83,7 +84,7 @@ _pattern = lru_cache(maxsize=4)(compile_secrets)
 
 
 def cut_head(text: str, longest: int) -> str:
-    """Return the first ``longest`` characters at most, without secrets if it cuts."""
+    """Return at most the first ``longest`` characters, without secrets if the text is cut."""
     if len(text) <= longest:
         return text
     window = longest + LONGEST_SECRET
@@ -93,7 +94,7 @@ def cut_head(text: str, longest: int) -> str:
 
 
 def cut_tail(text: str, longest: int) -> str:
-    """Return the last ``longest`` characters at most, without secrets if it cuts."""
+    """Return at most the last ``longest`` characters, without secrets if the text is cut."""
     if len(text) <= longest:
         return text
     window = longest + LONGEST_SECRET

@@ -8,21 +8,22 @@ from typing import Final
 from offbeat.messages.redaction import cut_head, cut_tail
 
 LONGEST: Final = 2000
-"""Characters kept of one text. A user's exception may quote a whole response or file."""
+"""Maximum characters of one text. A user's exception may quote a whole response or file."""
 
 
 COLUMNS: Final = 80
-"""Columns of a page of text, on a terminal and in a pipe."""
+"""Width of a page of text, on a terminal and in a pipe."""
 
 SAMPLE_CHARACTERS: Final = 4096
-"""Characters kept of a prompt or response in an evaluation.
+"""Maximum characters of a prompt or response in an evaluation.
 
-The controller holds all its samples in memory: thousands of them, and a model may write any length.
+The controller holds all samples of an evaluation in memory. There may be thousands, and a model may
+write texts of any length.
 """
 
 
 def bound_text(text: str, longest: int = SAMPLE_CHARACTERS) -> str:
-    """Return the text cut to at most ``longest`` characters, with a note instead of the middle.
+    """Return the text, cut to at most ``longest`` characters, with a note in place of the middle.
 
     Characters that UTF-8 cannot encode become question marks.
     """
@@ -60,12 +61,12 @@ def printable(text: str, *, longest: int = LONGEST) -> str:
 
 
 def printable_lines(text: str) -> str:
-    """Return the text with its line ends; everything else that a terminal acts on is escaped."""
+    """Return the text with its line ends. Escape all other characters that a terminal acts on."""
     return "".join(each if each == "\n" or each.isprintable() else _escape(each) for each in text)
 
 
 def printable_json(text: str) -> str:
-    """Return the same JSON with an escape for each character that a terminal may act on."""
+    """Return the same JSON, with each character escaped that a terminal may act on."""
     return "".join(
         each if each == "\n" or each.isprintable() else json.dumps(each)[1:-1] for each in text
     )
@@ -75,7 +76,7 @@ def wrap_line(text: str, first: str = "", rest: str = "") -> list[str]:
     """Return the text as lines of at most ``COLUMNS`` characters, made printable.
 
     Args:
-        text: Text of one line. Its spaces are kept where no line ends.
+        text: Text of one line. Spaces are kept, except where a line is broken.
         first: Beginning of the first line.
         rest: Beginning of the other lines.
     """
@@ -90,7 +91,7 @@ def wrap_line(text: str, first: str = "", rest: str = "") -> list[str]:
 
 
 def first_line(error: BaseException) -> str:
-    """Return an error in one line: the first line of its text that is not blank, or its type."""
+    """Return an error in one line: the first non-blank line of its text, or else its type."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return printable(lines[0]) if lines else type(error).__name__
 

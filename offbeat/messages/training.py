@@ -9,8 +9,8 @@ class Chunk(msgspec.Struct, frozen=True):
     """Groups of one ``train_microbatch`` or ``prepare_logprobs`` call.
 
     ``payloads[i]`` are the handles of group i's columns: object references in production. They are
-    opaque to the controller. ``advantages[i][j]`` belongs to sample j of group i. It is empty for
-    ``prepare_logprobs``.
+    opaque to the controller. ``advantages[i][j]`` belongs to sample j of group i. ``advantages`` is
+    empty for ``prepare_logprobs``.
     """
 
     prompt_indices: tuple[int, ...]
@@ -68,7 +68,7 @@ class Checkpoint(msgspec.Struct, frozen=True):
 
 
 class PreparedColumns(msgspec.Struct, frozen=True):
-    """Result of ``prepare_logprobs``: one further payload per group, in the order of the chunk."""
+    """Result of ``prepare_logprobs``: one additional payload per group, in the chunk's order."""
 
     columns: tuple[str, ...]
     payload_bytes: tuple[int, ...]

@@ -10,7 +10,7 @@ def read_minor(version: str) -> tuple[int, int] | None:
 
 
 def is_within(version: str, first: str, last: str) -> bool:
-    """Return whether the minor of ``version`` is in a range. True for a custom build.
+    """Return whether the minor version is in a range. True for a custom build.
 
     Args:
         version: The version of an installed package.

@@ -1,4 +1,4 @@
-"""Weight releases, and the reports of engines on the weights that they serve."""
+"""Weight releases, and the engines' reports about the weights that they serve."""
 
 import enum
 from typing import Any, NamedTuple
@@ -32,7 +32,7 @@ class Canary(msgspec.Struct, frozen=True):
     """Next-token distributions after a few fixed prompts, computed by the trainer from one release.
 
     An engine with these weights computes the same logprob for each prompt's best token. For each
-    distribution the most probable tokens are kept, in falling order.
+    distribution, the most probable tokens are kept, in descending order.
     """
 
     prompts: tuple[tuple[int, ...], ...]
@@ -84,8 +84,9 @@ class WeightRelease(msgspec.Struct, frozen=True):
     """One version of the weights, ready to be loaded by generators.
 
     ``chunks`` are opaque handles, object references in production, in the order of the manifest. A
-    reference to the release keeps its bytes alive, so a restarted engine can catch up without the
-    trainer. Without a manifest the release names the weights with which engines were created.
+    reference to the release keeps its bytes in memory, so a restarted engine can catch up without
+    the trainer. Without a manifest, the release stands for the weights with which engines were
+    created.
     """
 
     version: int
@@ -99,15 +100,15 @@ class WeightRelease(msgspec.Struct, frozen=True):
 
     @property
     def handles(self) -> tuple[Any, ...]:
-        """Return the handles that an engine loads: the chunks of the delta, else of the release."""
+        """Return the handles that an engine loads: the delta's chunks, or else the release's."""
         return self.chunks if self.delta is None else self.delta.chunks
 
     @property
     def loading(self) -> str:
-        """Return the name of the call that loads it, for errors."""
+        """Return the name of the call that loads this release, for errors."""
         return "serve loaded weights" if self.manifest is None else "weight sync"
 
     def without_handles(self) -> "WeightRelease":
-        """Return the description of this release, to send next to the handles."""
+        """Return this release without handles, to be sent next to the handles."""
         delta = None if self.delta is None else msgspec.structs.replace(self.delta, chunks=())
         return msgspec.structs.replace(self, chunks=(), delta=delta)

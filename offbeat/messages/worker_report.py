@@ -1,4 +1,4 @@
-"""Reports about environment workers, and the functions that receive them."""
+"""Reports about environment workers, and the functions that receive these reports."""
 
 from collections.abc import Callable
 
@@ -21,8 +21,8 @@ class WorkerReport(msgspec.Struct, frozen=True):
 
 
 OnJoined = Callable[[str, str], None]
-"""Receives the names of a worker and its process at its first reply, and its first after a loss."""
+"""Receives the names of worker and process at its first reply, and at the first after a loss."""
 OnLost = Callable[[str, str], None]
-"""Receives a worker's name and why its process is lost. Called again only after a recovery."""
+"""Receives a worker's name and why its process is lost. Not called again before it is back."""
 OnReport = Callable[[WorkerReport], None]
 """Receives each report of a worker."""

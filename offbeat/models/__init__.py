@@ -6,11 +6,11 @@ it, on the loaded model and on a tiny model of its class.
 
 Encoder features enter a forward pass only at the placeholder tokens of a prompt. A placeholder id
 that a policy samples is an ordinary token. transformers' own forward pass would write features
-there, or fail. So the forward pass gets only token ids, and a hook behind the embedding writes the
-features.
+there, or fail. So the forward pass gets only token ids, and a hook on the embedding writes the
+features into its output.
 
 loading         a model from its files, with exactly its weights
-plain           the reference, and the distance from it that rounding explains
+plain           the reference, and the distance from it that rounding can explain
 tiny_model      a small random model of the same class, with short windows
 media_rules     interface of media: sizes, tokens in a prompt, positions, encoder (numpy)
 media_placing   media of the prompts of a forward pass, and their positions in its rows (numpy)

@@ -1,17 +1,14 @@
 """Loads a causal LM from a Hugging Face directory, and refuses files of another model.
 
-transformers initialises missing weights at random, ignores unexpected ones, and does not tie
-weights that the files store separately. It only logs a line. A run on such a model would train, but
-its results would be meaningless.
+transformers initialises missing weights at random, ignores unexpected weights, and does not tie
+weights that the files store separately. It only logs a line about that. A run on such a model would
+train, but its results would be meaningless.
 
-Choice of transformers' class that makes a model from its config.
-
-Rotary frequencies that are fixed before the first forward pass.
-
-With ``rope_type`` dynamic or longrope, transformers chooses frequencies by the longest row of each
-batch. A sample's log-probabilities would depend on the other samples of the batch, and on their
-decoded lengths. Here the frequencies are fixed to the values for a row of ``max_model_len`` tokens.
-vLLM does the same with longrope.
+The module also chooses transformers' class for a config, and fixes rotary frequencies before the
+first forward pass. With ``rope_type`` dynamic or longrope, transformers chooses frequencies by the
+longest row of each batch. So a sample's log-probabilities would depend on the other samples of the
+batch, and on their decoded lengths. Here the frequencies are fixed to the values for a row of
+``max_model_len`` tokens. vLLM does the same with longrope.
 """
 
 # pyright: reportPrivateUsage=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
@@ -95,10 +92,11 @@ _log = structlog.stdlib.get_logger()
 
 
 LOADING: Final = threading.RLock()
-"""Held while transformers makes or loads a model.
+"""Lock to hold while transformers makes or loads a model.
 
-It then replaces functions of its classes and of torch for all threads, such as ``tie_weights``. Of
-two threads that load a tied model, one would miss the tied weight.
+Meanwhile transformers replaces functions of its classes and of torch for all threads, such as
+``tie_weights``. If two threads loaded a tied model at the same time, one would miss the tied
+weight.
 """
 
 
@@ -172,7 +170,7 @@ def support_float64(model: PreTrainedModel) -> None:
 def generation_config_problem(path: str | Path) -> str:
     """Return why transformers would refuse to write a directory's generation config.
 
-    Empty if it would not.
+    Return an empty string if it would not.
     """
     if not (Path(path) / GENERATION_CONFIG_NAME).is_file():
         return ""
@@ -208,7 +206,7 @@ def check_headers(path: str | Path, model: PreTrainedModel) -> None:
 
     Args:
         path: Model directory.
-        model: Its model without memory. Its parameters are replaced.
+        model: The directory's model without memory. This call replaces the model's parameters.
 
     Raises:
         WeightsMismatch: A weight is missing or unexpected.
@@ -287,7 +285,7 @@ def _is_finite(part: Tensor) -> bool:
 
 
 def _apart(model: PreTrainedModel) -> Iterator[tuple[str, str]]:
-    """Yield tensors that the config ties but the model stores separately, with their source."""
+    """Yield tensors that the config ties but the model stores separately, with the tied tensor."""
     declared: dict[str, str] = model.get_expanded_tied_weights_keys(all_submodels=True)
     for tensor, source in declared.items():
         if model.get_parameter_or_buffer(tensor) is not model.get_parameter_or_buffer(source):
@@ -295,9 +293,9 @@ def _apart(model: PreTrainedModel) -> Iterator[tuple[str, str]]:
 
 
 def _hold_equal(files: Mapping[str, Path], *names: str) -> bool:
-    """Return whether two tensors of files are equal.
+    """Return whether two tensors in the files are equal.
 
-    Also true if one has a different name there.
+    Also return True if one of them has a different name in the files.
     """
     held = [each if each in files else each.partition(".")[2] for each in names]
     if not all(each in files for each in held):

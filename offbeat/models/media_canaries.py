@@ -1,7 +1,7 @@
-"""Canary prompts with media. Without them, a release's media encoder is not checked.
+"""Canary prompts with media. Without them, a release's media encoder would not be checked.
 
-The manifest has the tokens of a canary. Trainer and engine compute its media from the tokens, with
-the same function.
+The manifest has the tokens of a canary. Trainer and engine compute the canary's media from these
+tokens, with the same function.
 """
 
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ def canary_prompts(vocabulary: int, rules: MediaRules) -> Prompts:
 
 
 def canary_media(rules: MediaRules, asked: Sequence[Sequence[int]]) -> list[Media | None]:
-    """Return the media of canary prompts. Prompts with placeholders for one medium have one."""
+    """Return the media of canary prompts. A prompt has a medium if it has placeholders for one."""
     if not rules.reads_media:
         return [None] * len(asked)
     media = _medium(rules)

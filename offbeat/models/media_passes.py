@@ -46,7 +46,7 @@ class Features(NamedTuple):
 
 
 FeaturesOf = Callable[[PreTrainedModel, tuple[Media, ...]], Features]
-"""(model, media) -> their features, in the order of the media."""
+"""(model, media) -> features of the media, in their order."""
 
 
 @contextmanager
@@ -58,9 +58,9 @@ def write_media(
 ) -> Generator[None]:
     """Write features of media into the embeddings of the one forward pass inside the block.
 
-    Hooks of the input embedding do so while the model's forward runs, because the weights of a
-    sharded model exist only then. They call ``features_of``, or the model's own encoder if None.
-    Without media, no hook is set.
+    Hooks on the input embedding do this while the model's forward runs, because the weights of a
+    sharded model exist only then. They call ``features_of``, or the model's own encoder if that is
+    None. Without media, no hook is set.
     """
     if placed is None:
         yield
@@ -105,7 +105,7 @@ def media_arguments(
 
     Args:
         model: The model.
-        placed: The media in its rows.
+        placed: The media in the rows of the pass.
         visible: Computes the attention mask [R, T, T] of the rows without media.
         dtype: Dtype of the model's computation.
     """

@@ -18,7 +18,7 @@ from offbeat.models.media_rules import Ints, MediaRules, Tokens
 class PlacedMedia:
     """Media of the prompts of one forward pass, and the places of their features in its rows.
 
-    If several rows hold a prompt, its media are stored once.
+    If several rows hold the same prompt, its media are stored once.
     """
 
     media: tuple[Media, ...]  # of the prompts with media
@@ -28,7 +28,7 @@ class PlacedMedia:
     blocks_K: Ints | None = None  # tokens of a block attend to each other, if the model has blocks
 
     def opened(self, seen_RTT: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Return a mask [R, T, T] in which the tokens of each block also attend to each other."""
+        """Return the mask [R, T, T], changed so that tokens of each block attend to each other."""
         if self.blocks_K is None:
             return seen_RTT
         blocks_RT = np.full(seen_RTT.shape[:2], -1, np.int64)
@@ -46,7 +46,7 @@ class RowSpan(NamedTuple):
 
 
 def blank(rules: MediaRules) -> PlacedMedia:
-    """Return a medium without a prompt, for a pass that must run the encoder nevertheless."""
+    """Return a medium without a prompt, for a pass that must run the encoder without media."""
     nowhere = np.zeros(0, np.int64)
     return PlacedMedia((rules.example(np.random.default_rng(0)),), nowhere, nowhere)
 
@@ -64,8 +64,8 @@ def place_media(
         rules: Rules that all prompts follow.
         prompts: Token ids of each prompt.
         media: Media of each prompt.
-        spans: Prompts in the rows, with all tokens that attend to each.
-        positions_RT: Positions of a model without axes.
+        spans: Where the prompts are in the rows, with all tokens that attend to each prompt.
+        positions_RT: Positions as in a model without axes.
     """
     firsts, kept, count = dict[int, int](), list[Media](), 0
     places, sources = list[Ints](), list[Ints]()

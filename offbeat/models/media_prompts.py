@@ -1,4 +1,4 @@
-"""Random prompts with media, for proofs that a model computes its definition."""
+"""Random prompts with media, for proofs that passes compute the model's definition."""
 
 from typing import Final, NamedTuple
 

@@ -5,10 +5,9 @@ placeholder, which replaces the embedding there.
 
 Legend: P prompt tokens, K placeholder tokens of the prompt, F features.
 
-Tokens that represent media in a model's prompts. A text without media must not contain them.
-
-A text with such a token, such as ``<|image_pad|>``, would become a place for a missing medium.
-transformers' own pass would fail there, and a model has never seen it in training. If a policy
+The module also names the tokens that represent media in a model's prompts. A text without media
+must not contain them: a token such as ``<|image_pad|>`` would mark the place of a missing medium.
+transformers' own pass would fail there, and the model has never seen this in training. If a policy
 samples such a token, it is an ordinary token (``offbeat.models``).
 """
 
@@ -28,7 +27,7 @@ Tokens = Sequence[int] | NDArray[np.generic]
 
 @dataclass(frozen=True, slots=True)
 class MediaRules:
-    """Rules of a model that reads only text. An option that makes media subclasses it.
+    """Rules of a model that reads only text. A plug-in for media has a subclass.
 
     Methods about an encoder raise ``NotImplementedError`` if the model has none.
     """
@@ -42,11 +41,11 @@ class MediaRules:
     deep_layers: int = 0  # number of decoder layers with features added to their outputs
 
     def count_features(self, media: Media) -> int:
-        """Return the number of features that the encoder makes, which is one per placeholder."""
+        """Return the number of features that the encoder makes. It is one per placeholder."""
         raise NotImplementedError
 
     def max_features(self, nbytes: int) -> int:
-        """Return the largest number of features of media with so many bytes of values."""
+        """Return the maximum number of features for media with this many bytes of values."""
         raise NotImplementedError
 
     def example(self, rng: np.random.Generator) -> Media:
@@ -58,7 +57,7 @@ class MediaRules:
         raise NotImplementedError
 
     def cut(self, media: Media, max_tokens: int) -> list[Media]:
-        """Return views of media in order, each of at most ``max_tokens`` or one medium."""
+        """Return views of media in order. Each has at most ``max_tokens``, or a single medium."""
         raise NotImplementedError
 
     def encode(self, model: Any, media: Sequence[Media]) -> Any:  # noqa: ANN401 -- torch is not loaded here
@@ -66,7 +65,7 @@ class MediaRules:
         raise NotImplementedError
 
     def plain_inputs(self, model: Any, media: Media, ids_RT: Any) -> dict[str, Any]:  # noqa: ANN401 -- as above
-        """Return the arguments with which transformers' own forward pass reads media."""
+        """Return the arguments by which transformers' own forward pass gets media."""
         raise NotImplementedError
 
     def layout_problem(self, media: Media) -> str:
@@ -79,7 +78,7 @@ class MediaRules:
         Args:
             prompt_ids: Token ids of the prompt.
             media: Its media.
-            is_history: Sampled tokens may follow the prompt, including placeholder ids.
+            is_history: Whether sampled tokens may follow the prompt, including placeholder ids.
         """
         if problem := self.layout_problem(media):
             return problem
@@ -93,12 +92,12 @@ class MediaRules:
     def places(self, prompt_ids: Tokens, media: Media) -> Ints:
         """Return the indices [K] of the placeholders of a prompt's media.
 
-        Placeholder ids behind the last of them were sampled, and are ordinary tokens.
+        Placeholder ids after the last of these were sampled, and are ordinary tokens.
         """
         return self._placeholders(prompt_ids)[: self.count_features(media)]
 
     def shift(self, media: Media | None) -> int:
-        """Return the shift of the positions of all tokens behind a prompt with these media."""
+        """Return how far the positions of all tokens after a prompt with these media shift."""
         del media
         return 0
 
@@ -116,7 +115,7 @@ TEXT_ONLY: Final = MediaRules(-1)
 
 
 def media_rules(config: Any) -> MediaRules:  # noqa: ANN401 -- transformers' config, which it does not type
-    """Return the rules of a model by its config, ``TEXT_ONLY`` if no option reads its media."""
+    """Return the rules for a model's config, or ``TEXT_ONLY`` if no plug-in reads its media."""
     return find_media().rules(config) or TEXT_ONLY
 
 
@@ -145,7 +144,7 @@ class MediaTokens:
 
         Args:
             token_ids: Ids of the prompt, without sampled tokens.
-            media: Its media. None: it is a text.
+            media: Its media, or None if it is a text.
         """
         if media is None:
             return self.problem_of_text(token_ids)
@@ -164,11 +163,11 @@ def media_tokens(
     *,
     trust_remote_code: bool,
 ) -> MediaTokens:
-    """Return the media tokens of the model at ``path``, ``TEXT_ALONE`` if it has none.
+    """Return the media tokens of the model at ``path``, or ``TEXT_ALONE`` if it has none.
 
     Raises:
         OSError: The config cannot be read.
-        ValueError: transformers does not know its model type.
+        ValueError: transformers does not know the model type.
     """
     found = find_media().tokens(path, tokenizer, trust_remote_code=trust_remote_code)
     return TEXT_ALONE if found is None else found

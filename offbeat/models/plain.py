@@ -24,11 +24,11 @@ TOLERANCES: Final = {
     torch.bfloat16: 0.5,
     torch.float16: 0.5,
 }
-"""Largest mean ``Distance`` of a model in this dtype; see docs/model-proofs.md."""
+"""Maximum mean ``Distance`` for a model in this dtype. See docs/model-proofs.md."""
 WIDENED_TOLERANCE: Final = 1e-2
 """Largest mean ``Distance`` of a 16-bit model ``in_float32``: fewer operations round to 16 bits."""
 TINY_TOLERANCE: Final = 3e-4
-"""Largest ``Distance`` of a token of a tiny model."""
+"""Maximum ``Distance`` of a token for a tiny model."""
 _ROUNDING: Final = 4 * torch.finfo(torch.float32).eps  # of a log-probability, not counted
 
 
@@ -42,7 +42,7 @@ def plain_logprobs(
         model: Model with its attention configured.
         tokens: T tokens, in one row.
         first: Position of the first token. With 0, the model computes positions itself.
-        media: Media that all placeholder ids among the tokens belong to.
+        media: Media to which all placeholder ids among the tokens belong.
 
     Returns:
         [T - 1] float32.
@@ -61,7 +61,7 @@ def check_last_position(model: PreTrainedModel, max_model_len: int) -> None:
     """Compute one token at the last position, if the model's forward has positions.
 
     Raises:
-        IndexError: The model's table of positions is shorter.
+        IndexError: The model's table of positions is too short.
     """
     if "position_ids" in inspect.signature(model.forward).parameters:
         token = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
@@ -71,8 +71,8 @@ def check_last_position(model: PreTrainedModel, max_model_len: int) -> None:
 class Distance(NamedTuple):
     """Difference of log-probabilities, in standard deviations of the reference.
 
-    A config can make the logits of a model nearly equal, and then every mistake is small too. So a
-    difference in nats has no fixed bound.
+    A config can make a model's logits nearly equal, and then the effect of any mistake is small
+    too. So no fixed bound in nats would work.
     """
 
     mean: float  # over the tokens of the worst sample; 16-bit routers may choose other experts
@@ -110,7 +110,7 @@ def distance(got: Iterable[Tensor], want: Iterable[Tensor]) -> Distance:
 
 @contextmanager
 def in_float32(model: PreTrainedModel) -> Generator[None]:
-    """Compute in float32 inside the block, with the values of the model's 16-bit weights.
+    """Compute in float32, inside the block, with the values of the model's 16-bit weights.
 
     Weights of a decoder layer are widened only while it computes. So memory holds both dtypes only
     for one layer and the weights outside of layers.

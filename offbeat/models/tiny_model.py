@@ -1,7 +1,7 @@
 """A small random model of a class, with windows and original lengths of only a few tokens.
 
-Behaviour beyond a window or the original training length does not show in rows that are short
-enough to compute with the model itself. A tiny model has reduced lengths, fewer and narrower
+Behaviour beyond an attention window or the original training length does not show in rows that are
+short enough to compute with the model itself. A tiny model has reduced lengths, fewer and narrower
 layers, and large weights. So attention is far from uniform and caps have an effect.
 """
 
@@ -49,7 +49,7 @@ _configs: Final[dict[tuple[object, ...], PreTrainedConfig]] = {}  # of earlier t
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """Reduction of a model's config to a tiny model's config."""
+    """Settings that reduce a model's config to a tiny model's config."""
 
     max_model_len: int
     layers: int  # layers of the model
@@ -80,13 +80,13 @@ class _Cut:
         return min(value, SHORT) if cut and value < self.max_model_len else LENGTH
 
     def lengths(self, value: Any) -> Any:  # noqa: ANN401 -- as above
-        """Return the reduced value of a length, or of the kept layers' lengths."""
+        """Return the reduced value of a length, or of a list of lengths for the kept layers."""
         if isinstance(value, int):
             return self.length(value) if value > SHORT else value
         return [self.lengths(each) for each in self._sequence(value)]
 
     def may_be_length(self, name: str, value: object) -> bool:
-        """Return whether a number may be a length although its name does not show it."""
+        """Return whether a number may be a length although its name does not say so."""
         if isinstance(value, list | tuple):  # one per layer
             each_of = cast("Sequence[object]", value)
             return len(each_of) == self.layers and any(self.may_be_length(name, v) for v in each_of)
@@ -121,7 +121,7 @@ class _Cut:
 def compute_in_one_thread() -> Generator[None]:
     """Use one thread of torch in the block.
 
-    The passes of a tiny model last microseconds. On a busy machine, threads that share such a pass
+    The passes of a tiny model take microseconds. On a busy machine, threads that share such a pass
     spend milliseconds waiting for each other.
     """
     threads = torch.get_num_threads()
@@ -137,8 +137,8 @@ def tiny_model(
 ) -> PreTrainedModel | None:
     """Return a tiny model on the CPU, in float32, with eager attention, or None if no config works.
 
-    ``LENGTH`` exceeds the reduced lengths that ``max_model_len`` exceeds in the config, and no
-    others.
+    A row of ``LENGTH`` tokens exceeds those reduced lengths that ``max_model_len`` exceeds in the
+    config, and no others.
     """
     key = kind, repr(config.to_dict()), max_model_len
     with torch.random.fork_rng(devices=[]), torch.no_grad():
@@ -175,7 +175,7 @@ def _random_model(kind: type[PreTrainedModel], config: PreTrainedConfig) -> PreT
 
 
 def with_attention(model: PreTrainedModel, implementation: str) -> PreTrainedModel:
-    """Return a copy of a tiny model with another attention implementation."""
+    """Return a copy of a tiny model with a different attention implementation."""
     with torch.random.fork_rng(devices=[]):
         other = _made(type(model), model.config, implementation)
     other.load_state_dict(model.state_dict())
@@ -258,7 +258,7 @@ def _has_shapes(
 
 
 def _kept_layers(config: PreTrainedConfig, layers: int) -> tuple[int, ...]:
-    """Return the indices of the layers to keep: the first of every kind, then the first of all."""
+    """Return the indices of layers to keep: the first of each kind, then the first of the rest."""
     lists = [each for each in _sequences(config.to_dict()) if len(each) == layers]
     kinds = [repr([each[place] for each in lists]) for place in range(layers)]
     firsts = [kinds.index(kind) for kind in dict.fromkeys(kinds)]

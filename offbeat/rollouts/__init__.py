@@ -1,4 +1,4 @@
 """Runs the episodes of prompt groups and packs their columns, without Ray.
 
-``worker`` is the environment worker. It is called by a Ray actor, or by a run in one process.
+``worker`` is the environment worker. A Ray actor calls it, or a run in one process.
 """

@@ -37,13 +37,16 @@ Generate = Callable[[GenerateRequest], Awaitable[GenerateResult]]
 class UniqueRequests:
     """Sends requests to an engine under ids that are never reused.
 
-    Index and attempt are not unique enough. If a controller's last records were lost, its successor
+    Prompt index and attempt are not enough. If a controller's last records were lost, its successor
     sends the same attempt again to another worker, while the engine still decodes the first
-    attempt.
+    request.
     """
 
     def __init__(self, sender: str) -> None:
-        """``sender`` identifies this process among all earlier and later processes."""
+        """Create the sender.
+
+        ``sender`` identifies this process among all earlier and later processes.
+        """
         self._sender, self._numbers = sender, count()
 
     async def send(self, generate: Generate, request: GenerateRequest) -> GenerateResult:
@@ -60,7 +63,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class EngineClient:
-    """Client of one task's engine: sends requests that fit its window and checks the replies."""
+    """Client of one task's engine: sends requests that fit into its window, and checks replies."""
 
     task: RolloutTask
     generate: Generate
@@ -88,7 +91,7 @@ class EngineClient:
             raise make_failure(self.task, FailureKind.DATA, "prompt_too_long", detail)
 
     def check_text(self, token_ids: Sequence[int], what: str) -> None:
-        """Check that a text, which holds no sampled tokens, has no token that represents media.
+        """Check that a text without sampled tokens has no token that represents media.
 
         Raises:
             StrayMediaToken: The text has such a token.
@@ -100,7 +103,7 @@ class EngineClient:
         """Check a first observation against the media that the model reads.
 
         Raises:
-            StrayMediaToken: It is a text with a token that represents media.
+            StrayMediaToken: The observation is a text with a token that represents media.
             RolloutFailed: Its placeholders do not match its media, or the model reads different
                 media.
         """
@@ -190,11 +193,11 @@ def environment_code(task: RolloutTask) -> Generator[None]:
 
 
 def check_first_prompt(task: RolloutTask, values: object) -> EncodedPrompt:
-    """Return a first observation with media as their option declares them.
+    """Return a first observation, with its media checked as their plug-in declares them.
 
     Raises:
-        RolloutFailed: ``environment_wrong_type``: as ``check_tokens``, or the media are no
-            mapping; ``schema``: the arrays do not fit each other.
+        RolloutFailed: ``environment_wrong_type``, as in ``check_tokens`` or if the media are not a
+            mapping; ``schema`` if the arrays do not fit each other.
     """
     if not isinstance(values, EncodedPrompt):
         return EncodedPrompt(check_tokens(task, values, "the prompt"))
@@ -216,7 +219,8 @@ def check_tokens(task: RolloutTask, values: object, what: str) -> tuple[int, ...
     """Return an observation as token ids.
 
     Raises:
-        RolloutFailed: ``environment_wrong_type``: not integers, or out of range for a token.
+        RolloutFailed: ``environment_wrong_type`` if the values are not integers, or out of range
+            for a token.
     """
     kind: type[object] = type(values)
     if kind is tuple and _are_token_ids(cast("tuple[object, ...]", values)):
@@ -264,7 +268,8 @@ def check_rewards(task: RolloutTask, values: Sequence[object], samples: int) -> 
     """Return the values as rewards, one per sample.
 
     Raises:
-        RolloutFailed: For the first value that is not a reward, or if their number is wrong.
+        RolloutFailed: A value is not a reward (the error is about the first one), or the number of
+            values is wrong.
     """
     if len(values) != samples:
         detail = f"{len(values)} rewards for {samples} samples"
@@ -311,6 +316,6 @@ def _check_answer(task: RolloutTask, result: GenerateResult, samples: int) -> No
 
 
 def _count_tokens(spans: VersionSpans) -> int:
-    """Return the tokens of the spans of a sample, or -1 if a span is negative."""
+    """Return the number of tokens in a sample's spans, or -1 if a span is negative."""
     counts = [count for _, count in spans]
     return sum(counts) if min(counts, default=0) >= 0 else -1

@@ -79,7 +79,7 @@ def pack_columns(
 
 
 def version_of_each_token(spans: tuple[VersionSpans, ...], tokens: int) -> NDArray[np.int32]:
-    """Expand run-length spans to the weight version of each token, [N]."""
+    """Expand version spans to the weight version of each token, [N]."""
     versions = [version for branch in spans for version, _ in branch]
     if len(set(versions)) == 1:  # almost every group
         return _fill(tokens, np.int32, versions[0])

@@ -28,7 +28,7 @@ async def within_deadline(
         task: Task with the deadline.
         generate: Sends one request to the task's engine.
         roll_out: The rollout. It receives the function to call instead of ``generate``.
-        limit_s: Remaining part of the deadline. None means all of it.
+        limit_s: Remaining seconds of the deadline. None means all of it.
 
     Raises:
         RolloutFailed: ``deadline``, attributed to the engine if a request to it was open, else to

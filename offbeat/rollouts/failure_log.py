@@ -26,12 +26,12 @@ from offbeat.run_files.files import FAILURES, Files
 from offbeat.telemetry.logs import Redactor
 
 _MOST: Final = 200
-"""Most records of one process. The file has a separate limit."""
+"""Maximum records of one process. The file has a separate limit."""
 
 _TOKENS: Final = 4096  # of a response, from its end
 _PROMPT_CHARACTERS: Final = 40
 _NOT_KEPT: Final = {ENVIRONMENT_UNAVAILABLE, TOO_FEW}
-"""Reasons that are not kept: an outage, and a group with its samples already kept one by one."""
+"""Reasons that are not kept: an outage, and a group whose samples are already kept one by one."""
 
 log = structlog.stdlib.get_logger()
 
@@ -103,7 +103,7 @@ def _tracebacks(failure: BaseException) -> Iterator[str]:
 
 
 def _beginning(task: RolloutTask) -> str:
-    """Return the beginning of a prompt's text, or empty text if its row has none."""
+    """Return the beginning of a prompt's text, or empty text if the row has no text."""
     data = task.prompt.data
     text: object = data.get("prompt") or data.get("question")
     match data.get("messages"):  # in an agent's row it may be anything

@@ -1,4 +1,4 @@
-"""Rolls out one prompt group: a prompt in, checked columns and their receipt out. Needs no Ray."""
+"""Rolls out one prompt group, from a prompt to checked columns and their receipt. Needs no Ray."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -35,12 +35,12 @@ def make_recorded_group(
 ) -> tuple[Receipt, Columns]:
     """Return the group of a row: one sample with reward 0.0 and without engine logprobs.
 
-    A row has no weight version. Its tokens get the version at dispatch, so the staleness of a step
-    shows how many steps ahead its rows were read.
+    A row has no weight version. Its tokens get the version that is served at dispatch. So the
+    staleness of a step shows how many steps ahead its rows were read.
 
     Raises:
-        RolloutFailed: DATA if the row cannot be encoded, is longer than ``max_model_len``, or has
-            a token that represents a picture.
+        RolloutFailed: Of kind DATA if the row cannot be encoded, is longer than ``max_model_len``,
+            or has a token that represents a picture.
     """
     task, max_model_len = engine.task, engine.max_model_len
     with environment_code(task):
@@ -99,18 +99,18 @@ async def run_group(
 
     Args:
         task: Prompt, number of samples, and engine.
-        environment: Started, shared by all groups of the worker.
+        environment: Environment of the worker. It must be started, and all groups share it.
         generate: Sends one request to the task's engine.
-        sampling: Its ``seed`` is replaced by the task's seed.
-        max_turns: Most model calls in one multi-turn episode.
-        max_model_len: Longest prompt plus response, in tokens.
-        policy: Decides the cost of a failed sample.
+        sampling: Sampling parameters. Their ``seed`` is replaced by the task's seed.
+        max_turns: Maximum model calls in one multi-turn episode.
+        max_model_len: Maximum tokens of prompt and response together.
+        policy: Decides whether a failed sample costs only the sample or its group.
         media: Encoder of the media of a prompt, and their limit.
 
     Raises:
-        RolloutFailed: INFRASTRUCTURE if the engine aborted or its answer is malformed. DATA if the
-            prompt does not fit, the environment failed or the columns violate the schema. If too
-            few samples are valid, the kind of their failures.
+        RolloutFailed: Of kind INFRASTRUCTURE if the engine aborted or its answer is malformed. Of
+            kind DATA if the prompt does not fit, the environment failed or the columns violate the
+            schema. If too few samples are valid, of the kind of their failures.
     """
     engine = EngineClient(task, generate, sampling, max_model_len, media_tokens=media.tokens)
     draws = SampleDraws.begin(task, policy, generate)
@@ -130,11 +130,12 @@ async def run_group(
 async def _first_observation(
     engine: EngineClient, environment: Environment, media: PromptMedia
 ) -> EncodedPrompt:
-    """Return the encoded prompt. The model's processor encodes it if it names media.
+    """Return the encoded prompt. If it names media, the model's processor encodes it.
 
     Raises:
-        RolloutFailed: DATA, with the reason of a ``MediaError``, or because media have too many
-            bytes; as ``environment_code``, ``check_first_prompt`` and ``EngineClient.check_prompt``.
+        RolloutFailed: Of kind DATA, with the reason of a ``MediaError``, or because media have too
+            many bytes; or raised by ``environment_code``, ``check_first_prompt`` or
+            ``EngineClient.check_prompt``.
     """
     task = engine.task
     with environment_code(task):

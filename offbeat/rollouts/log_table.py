@@ -51,7 +51,7 @@ def build_table(rows: list[LoggedGroup]) -> pa.Table:
 
     ``response`` and ``response_ids`` belong to the branch, the other fields to the sample. The
     prompt is text if the row has text. ``prompt_row`` holds the rest of the row, such as the
-    answer. The step that trains a group is not known yet. The journal has it.
+    answer. The step that trains a group is not known yet; the journal will have it.
     """
     media_fields = find_media().log_columns()
     fields = {**_FIELDS, **media_fields}
@@ -126,7 +126,7 @@ _FIELDS: Final = {
 
 
 def rest_of_row(data: Mapping[str, Any]) -> str | None:
-    """Return the keys of a prompt's row except its text as JSON, cut to ``ROW_CHARACTERS``."""
+    """Return a prompt's row, without its text, as JSON, cut to ``ROW_CHARACTERS``."""
     shown = find_media().without_content(data).items()
     rest = {key: value for key, value in shown if key not in {"prompt", "messages"}}
     if not rest:

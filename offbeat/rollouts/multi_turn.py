@@ -29,7 +29,7 @@ async def run_multi_turn(
     prompt: EncodedPrompt,
     max_turns: int,
 ) -> tuple[Receipt, Columns]:
-    """Run the group of a multi-turn environment, with guarantees and errors of ``run_group``."""
+    """Run the group of a multi-turn environment. Guarantees and errors are as in ``run_group``."""
     task = engine.task
     prompt_ids, engine = prompt.token_ids, replace(engine, media=prompt.media)
     engine.check_room(prompt_ids)  # before any sample: a retry would not find more room

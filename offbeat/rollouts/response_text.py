@@ -18,9 +18,10 @@ log = structlog.get_logger(__name__)
 
 
 class TextlessTokens:
-    """Counts token ids that the tokenizer lacks. An LM head may have more rows than it has tokens.
+    """Counts sampled token ids that the tokenizer lacks.
 
-    Such a token is trained, but no reward sees it.
+    They are possible because a model's output head may have more rows than the tokenizer has
+    tokens. Such a token is trained, but no reward sees it.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -71,7 +72,7 @@ def response_texts(
 ) -> tuple[str, ...]:
     """Return the text of each sample, with special tokens because they show turns and the end.
 
-    The text of a sample with several branches has all of them, each with a heading. A sample
+    If a sample has several branches, its text has all of them, each with a heading. A sample
     without any turn has an empty text.
     """
     ids, offsets = columns[RESPONSE_IDS].tolist(), columns[RESPONSE_OFFSETS].tolist()

@@ -1,12 +1,10 @@
 """Logs every finished group to disk: prompt, responses, rewards, weight versions.
 
-A Parquet file holds a few hundred groups, some megabytes or half a minute. It is written in the
-background and renamed into place, so that readers never see a partial file. The unfinished file of
-a killed worker is lost. If the disk fails, or is slower than the rollouts, log records are lost,
-never a rollout, and memory stays bounded. Groups that are not logged are counted in the worker's
-log.
-
-Also declares the columns of the rollout files about the media of a prompt.
+A Parquet file holds a few hundred groups, some megabytes, or the groups of half a minute. It is
+written in the background and renamed into place, so that readers never see a partial file. The
+unfinished file of a killed worker is lost. If the disk fails, or is slower than the rollouts, log
+records are lost, but never a rollout, and memory stays bounded. Groups that are not logged are
+counted in the worker's log.
 """
 
 import asyncio
@@ -67,10 +65,11 @@ class RolloutLog:
         file_waits_s: tuple[float, float] = FILE_WAITS_S,
         files: Files | None = None,
     ) -> None:
-        """Create the log. ``incarnation`` is unique to this process, even in a resumed run.
+        """Create the log.
 
-        File names begin with it. With ``files``, they are transferred to the run directory on
-        another machine, and no file stays on this machine.
+        ``incarnation`` is unique to this process, even in a resumed run. File names begin with it.
+        With ``files``, the log's files are transferred to the run directory on another machine, and
+        none of them stays on this machine.
         """
         self._directory, self._incarnation, self._files_of_run = directory, incarnation, files
         self._groups_per_file = groups_per_file
@@ -100,7 +99,8 @@ class RolloutLog:
     ) -> None:
         """Add a group, unless the disk is too far behind.
 
-        A full file is written in the background. ``texts`` and ``advantages`` as in ``LoggedGroup``.
+        A full file is written in the background. ``LoggedGroup`` describes ``texts`` and
+        ``advantages``.
         """
         media, media_bytes = find_media().log_values(get_media(columns))
         nbytes = _count_bytes(task, receipt, columns) + media_bytes + sum(map(len, texts))
@@ -169,7 +169,7 @@ class RolloutLog:
 
 
 def file_wait_s(age_s: float, waits_s: tuple[float, float] = FILE_WAITS_S) -> float:
-    """Return how long a file may fill if the log has this age when the file begins."""
+    """Return how long a file may collect groups, by the age of the log when the file begins."""
     least_s, most_s = waits_s
     return min(max(least_s, _WAIT_OF_AGE * age_s), most_s)
 

@@ -1,8 +1,8 @@
-"""Draws the samples of a group, retries failed samples, and drops either the sample or its group.
+"""Draws the samples of a group. Retries failed samples, or drops the sample or the group.
 
-A sample fails by its environment: ``begin``, ``step`` or the reward raised, returned an invalid
-value, was out of service or was late. A failure of the engine concerns the whole attempt of the
-group, which is retried elsewhere. A bug also fails the whole attempt, and it ends the run.
+A sample fails because of its environment: ``begin``, ``step`` or the reward raised, returned an
+invalid value, was out of service or was late. If the engine fails, the whole attempt of the group
+fails, and is retried elsewhere. After a bug the whole attempt fails, too, and the run ends.
 """
 
 import asyncio
@@ -34,19 +34,19 @@ TOO_FEW: Final = "too_few_valid_samples"
 """Reason of a group that failed because too many of its samples failed."""
 
 _SHARE: Final = 0.95
-"""Fraction of the deadline after which a sample is late. The rest can then still be packed."""
+"""Fraction of the deadline after which a sample is late. Then there is time to pack the others."""
 
 BRANCHES: Final = "branches"
-"""Reason of an agent's sample with several branches, if the recipe trains only samples with one."""
+"""Failure reason of an agent's sample with several branches, if the recipe allows only one."""
 
 _NOT_RETRIED: Final = (LATE, BRANCHES)
-"""Reasons without a retry: no time is left, or the agent would do the same again."""
+"""Failure reasons without a retry: no time is left, or the agent would do the same again."""
 
 _MOST_NAMES: Final = 32
-"""Names of metrics in a group. More are an error, such as a name with a number in it."""
+"""Maximum names of metrics in a group. More are an error, such as names with numbers in them."""
 
 _UNCOUNTED: Final = 3
-"""Free retries of a sample after another sample ended its process. Later losses count fully."""
+"""Free retries of a sample after another sample ended its process. After that, losses count."""
 
 _KINDS: Final = {
     FailureKind.INFRASTRUCTURE: SampleFailure.INFRASTRUCTURE,
@@ -72,7 +72,7 @@ class SampleFailurePolicy:
         return 1 + self.sample_retries if self.on_failed == "retry" else 1
 
     def spares_group(self, failure: RolloutFailed) -> bool:
-        """Return whether this failure costs one sample, not its group."""
+        """Return whether this failure costs only one sample, and not its group."""
         return (
             self.on_failed != "fail_group"
             and failure.kind is not FailureKind.BUG
@@ -91,9 +91,9 @@ class DrawnSample:
 
 
 Draw = Callable[[Transcript, int, Generate], Awaitable[None]]
-"""Fills a transcript, including its reward, with tokens from the passed engine.
+"""Function that fills a transcript, including its reward, with tokens from the passed engine.
 
-The number counts retries and is 0 at the first try.
+The number counts retries. It is 0 at the first try.
 """
 
 
@@ -116,8 +116,8 @@ class SampleDraws:
         """Draw every sample of the group concurrently.
 
         Raises:
-            RolloutFailed: The first failure that concerns more than one sample, or for which the
-                policy fails the group. The other samples are cancelled.
+            RolloutFailed: The first failure that affects more than one sample, or after which the
+                policy drops the group. The other samples are cancelled.
         """
         try:
             async with asyncio.TaskGroup() as samples:
@@ -173,8 +173,8 @@ def pack_samples(
     ``media`` are the pictures of the prompt.
 
     Raises:
-        RolloutFailed: ``too_few_valid_samples``, including the case that no sample has a token; or
-            ``schema``, as ``pack_columns``.
+        RolloutFailed: ``too_few_valid_samples``, also if no sample has a token; or ``schema``, as
+            in ``pack_columns``.
     """
     _check_enough(task, samples)
     transcripts = [each.transcript for each in samples]
@@ -196,13 +196,14 @@ def pack_with_own_prompts(
 ) -> tuple[Receipt, Columns]:
     """Return columns and receipt of a group with a separate prompt per sample.
 
-    A metric that a sample lacks becomes None. The prompt of the group is the common beginning of the prompts of all branches of the valid
-    samples. The rest of each prompt is an observation before the first turn of its branch: response
-    tokens outside the loss.
+    A metric that a sample lacks becomes None. The prompt of the group is the common beginning of
+    all prompts of the valid samples' branches. The rest of each prompt becomes an observation
+    before the first turn of its branch: response tokens outside the loss.
 
     Raises:
-        RolloutFailed: ``prompts_differ``: not even the first token is the same, and columns need a
-            prompt; ``reward_names_differ``: they have too many names; as ``pack_samples``.
+        RolloutFailed: ``prompts_differ`` if not even the first token is the same, because columns
+            need a prompt; ``reward_names_differ`` if rewards have too many names; or as in
+            ``pack_samples``.
     """
     _check_enough(task, samples)
     valid = [each.transcript for each in samples if each.status is SampleStatus.VALID]
@@ -229,7 +230,7 @@ def pack_with_own_prompts(
 
 
 def seed_of_turn(seed: int, sample: int, turn: int, retry: int) -> int:
-    """Return the seed of a model call. A retry gets a different seed, or it would fail again."""
+    """Return the seed of a model call. A retry gets a different seed, so that it can succeed."""
     again = f":{retry}" if retry else ""
     return random.Random(f"{seed}:{sample}:{turn}{again}").getrandbits(31)
 
@@ -277,7 +278,7 @@ def _too_few(task: RolloutTask, samples: Sequence[DrawnSample], valid: int) -> R
 
 
 def _with_outcomes(receipt: Receipt, samples: Sequence[DrawnSample]) -> Receipt:
-    """Return the receipt with the failed tries of its samples, if any try has failed."""
+    """Return the receipt. If any try has failed, it includes the failed tries of its samples."""
     if all(each.failure is None for each in samples):
         return receipt
     statuses = tuple(each.status for each in samples)

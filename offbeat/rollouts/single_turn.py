@@ -37,7 +37,7 @@ class _Scores(NamedTuple):
 async def run_single_turn(
     environment: SingleTurn, engine: EngineClient, draws: SampleDraws, prompt: EncodedPrompt
 ) -> tuple[Receipt, Columns]:
-    """Run the group of a single-turn environment, with guarantees and errors of ``run_group``."""
+    """Run the group of a single-turn environment. Guarantees and errors are as in ``run_group``."""
     task = engine.task
     prompt_ids = prompt.token_ids
     engine = replace(engine, media=prompt.media) if prompt.media is not None else engine
@@ -79,9 +79,9 @@ async def _score_one_by_one(
     prompt_ids: tuple[int, ...],
     first_tries: tuple[GenerateResult, float],
 ) -> tuple[Receipt, Columns]:
-    """Score each sample separately to find samples with failing rewards, and draw these again.
+    """Score each sample separately to find samples whose reward fails, and draw these again.
 
-    ``first_tries`` is the engine's answer for the whole group, and its duration.
+    ``first_tries`` is the engine's answer for the whole group, with its duration.
     """
     one = msgspec.structs.replace(engine.task, samples=1)
 

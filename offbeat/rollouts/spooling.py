@@ -13,7 +13,7 @@ from offbeat.messages.groups import Receipt, Spooled
 from offbeat.transfer_queue.spool import SpoolWriter
 
 PATIENCE_S: Final = 5.0
-"""Seconds that a group waits for the disk. After that it is returned without a copy."""
+"""Maximum seconds that a group waits for the disk. After that it is returned without a copy."""
 
 log = structlog.stdlib.get_logger()
 _Columns = Mapping[str, NDArray[Any]]
@@ -24,7 +24,8 @@ class Spooling:
     """Writes each group to disk before it is returned. All methods belong to one event loop.
 
     Groups that finish during a write are written together by the next write. If the disk fails or
-    hangs, only the copy is lost, never the group. This is logged once, and once more on recovery.
+    hangs, only the copy is lost, never the group. This is logged once, and once more when the disk
+    works again.
     """
 
     def __init__(self, writer: SpoolWriter, *, patience_s: float = PATIENCE_S) -> None:
@@ -39,7 +40,7 @@ class Spooling:
     async def spool_group(self, receipt: Receipt, columns: _Columns) -> Receipt:
         """Write the group and return its receipt, with the copy's location if it was written.
 
-        After a cancellation the file holds at most bytes that no receipt names.
+        After a cancellation, the file may contain bytes that no receipt names. They do no harm.
         """
         if self._hangs:  # waiting for it would only use memory
             self._without += 1
@@ -60,8 +61,8 @@ class Spooling:
     def begin(self, incarnation: str) -> None:
         """Start new segments for the groups that this controller incarnation requests.
 
-        The controller does not know which replies its predecessor received. It removes copies that
-        it does not need.
+        The controller does not know which replies its predecessor received, but it removes copies
+        that it does not need.
         """
         if incarnation != self._incarnation:
             self._incarnation = incarnation

@@ -1,4 +1,4 @@
-"""Holds the response tokens of one sample while it is drawn, and joins samples to a group.
+"""Holds the response tokens of one sample while it is drawn, and joins samples into a group.
 
 Legend: G samples of the group, B branches over all samples.
 """
@@ -19,15 +19,15 @@ class Transcript:
     """Response tokens of one sample, in order of arrival.
 
     An observation between two turns becomes response tokens with ``loss_mask`` False and logprob
-    0.0. It gets the weight version of the first token of the next turn, because that token is the
-    first computed with the observation in the context.
+    0.0. Its weight version is that of the first token of the next turn, because this is the first
+    token that is computed with the observation in the context.
 
-    ``prompt_ids`` is the prompt of a sample played by an agent, because such samples have separate
-    prompts. It is empty if the group has one prompt.
+    If an agent played the sample, ``prompt_ids`` is its prompt, because such samples have separate
+    prompts. It is empty if the group has a single prompt.
 
     The tokens belong to the first branch of the sample. Each further branch is a transcript in
-    ``later_branches``. The reward and times of those transcripts are not read. A turn counts in the
-    first branch that holds it.
+    ``later_branches``, whose reward and times are not read. A turn counts only in the first branch
+    that contains it.
     """
 
     token_ids: list[int] = field(default_factory=list[int])
@@ -58,7 +58,7 @@ class Transcript:
     ) -> None:
         """Add an observation (empty before the first turn) and the turn that answered it.
 
-        With ``is_context`` an earlier branch of the sample trains and counts the turn.
+        With ``is_context``, the turn is trained and counted in an earlier branch of the sample.
         """
         turn_spans = result.version_spans[0]
         for version, count in ((turn_spans[0][0], len(observation_ids)), *turn_spans):
@@ -76,10 +76,11 @@ class Transcript:
         self.kept_kv += sum(result.kept_kv)
 
     def become_masked(self, reason: str, placeholder_id: int, version: int) -> None:
-        """Remove every token from the loss, and set the reward to 0.0, which is not read.
+        """Remove every token from the loss, and set the reward to 0.0, which nobody reads.
 
-        The tokens stay, for readers of the rollout files. No packed column can hold a sample
-        without tokens, so such a sample gets ``placeholder_id`` with logprob 0.0, of ``version``.
+        The tokens stay, for readers of the rollout files. Packed columns cannot hold a sample
+        without tokens. So such a sample gets the token ``placeholder_id``, with logprob 0.0 and
+        ``version``.
         """
         if not self.token_ids:
             self.token_ids, self.logprobs, self.spans = [placeholder_id], [0.0], [(version, 1)]
@@ -89,7 +90,7 @@ class Transcript:
         self.reward, self.rewards_by_name = 0.0, {}
 
     def take(self, drawn: "Transcript", later_branches: "Sequence[Transcript]" = ()) -> None:
-        """Copy prompt and turns from the branches of a sample. Reward and times stay."""
+        """Copy prompt and turns from the branches of a sample. Reward and times do not change."""
         self.prompt_ids, self.later_branches = drawn.prompt_ids, list(later_branches)
         self.token_ids, self.logprobs = drawn.token_ids, drawn.logprobs
         self.mask, self.spans = drawn.mask, drawn.spans
@@ -100,8 +101,8 @@ class Transcript:
     def move_behind(self, common_ids: tuple[int, ...]) -> None:
         """Move the prompt after ``common_ids`` into an observation before the first turn.
 
-        If the prompt begins differently, all of it becomes an observation. Only masked samples may
-        have such a prompt, because nothing of them is trained.
+        If the prompt does not begin with ``common_ids``, all of it becomes an observation. Only
+        masked samples may have such a prompt, because they are not trained.
         """
         for branch in self.later_branches:
             branch.move_behind(common_ids)
@@ -132,7 +133,7 @@ def common_prompt(prompts: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
 
 
 def join_samples(prompt_ids: tuple[int, ...], transcripts: Sequence[Transcript]) -> Rollout:
-    """Return the group of these samples, in their order. Each branch has at least one token."""
+    """Return the group of these samples, in their order. Each branch must have a token."""
     of_samples = [one.branches for one in transcripts]
     rows = list(chain.from_iterable(of_samples))
     lengths = [0, *(len(row.token_ids) for row in rows)]

@@ -1,12 +1,12 @@
 """Runs the episodes of many groups concurrently on the event loop of an environment worker.
 
-The process around it calls ``admit`` and ``roll_out`` for the controller, and sends the worker's
-requests to the engines.
+The process around the worker calls ``admit`` and ``roll_out`` for the controller, and sends the
+worker's requests to the engines.
 
 This module also defines the protocols of the agent plug-in that a worker uses.
 
-It masks samples that ran out of tokens, and punishes responses that come near the limit. Both
-methods are DAPO's, arXiv:2503.14476, section 3.4. Evaluations are not changed.
+The worker masks samples that ran out of tokens, and penalises responses whose length is near the
+limit. Both methods are DAPO's, arXiv:2503.14476, section 3.4. They do not apply to evaluations.
 """
 
 import asyncio
@@ -68,7 +68,7 @@ from offbeat.transfer_queue.schema import Columns
 from offbeat.transfer_queue.spool import FOLDER, SpoolWriter
 
 PENALTY: Final = "overlong_penalty"
-"""Name under which a receipt has the penalty subtracted from each sample's reward."""
+"""Name under which a receipt lists the penalty that was subtracted from each sample's reward."""
 
 
 def overlong_penalty(tokens: int, rollout: RolloutConfig, max_new_tokens: int) -> float:
@@ -90,11 +90,11 @@ def by_length(
     rollout: RolloutConfig,
     max_new_tokens: int,
 ) -> tuple[Receipt, Columns]:
-    """Return the group with its long samples punished and its truncated samples masked.
+    """Return the group with its long samples penalised and its truncated samples masked.
 
-    A masked sample keeps its place, its reward and its part in the advantages of the others. It has
-    no trained token (``valid_tokens`` 0), so it counts nowhere in the loss. A failed sample is not
-    changed.
+    A masked sample keeps its place and its reward, and still influences the advantages of the
+    others. It has no trained token (``valid_tokens`` 0), so it does not count in the loss. A failed
+    sample is not changed.
     """
     if task.evaluation:
         return receipt, columns
@@ -123,7 +123,7 @@ def _punish_overlong(
 
 
 def mask_truncated(receipt: Receipt, columns: Columns) -> tuple[Receipt, Columns]:
-    """Return the group without a trained token in its truncated samples."""
+    """Return the group with no trained token in its truncated samples."""
     mask = np.array(columns[schema.LOSS_MASK], np.bool_)  # a copy
     ends = np.cumsum((0, *receipt.response_tokens)).tolist()
     for is_cut, (start, end) in zip(receipt.truncated, pairwise(ends), strict=True):
@@ -148,16 +148,16 @@ class AgentPlayer(Protocol):
     ) -> "WorkerAgents":
         """Create the agents of a worker, before their ``start``.
 
-        ``config`` is the view of their environment. ``stop_token_ids`` end a response.
+        ``config`` is the recipe as their environment sees it. ``stop_token_ids`` end a response.
 
         Raises:
-            BadEnvironment: No conversation can be encoded, or no agent can be made.
+            BadEnvironment: Conversations cannot be encoded, or an agent cannot be created.
         """
         ...
 
 
 class WorkerAgents(Protocol):
-    """Agents of a worker, which play the episodes of a group in separate processes of user code."""
+    """Agents of a worker. They play the episodes of a group in separate processes of user code."""
 
     async def start(self) -> None:
         """Start the agents. Called once, before any other method."""
@@ -178,13 +178,13 @@ def find_agent_player() -> AgentPlayer:
     """Return the plug-in of agents.
 
     Raises:
-        PluginUnusable: Its folder is missing, or its import fails.
+        PluginUnusable: The plug-in's folder is missing, or its import fails.
     """
     return cast("AgentPlayer", find_only("agents"))
 
 
 _SILENT: Final = 0.25
-"""Fraction of a group's deadline without any answer, after which a late group is a strike."""
+"""If an engine answers nothing for this fraction of a deadline, a late group counts as a strike."""
 
 GenerateOn = Callable[[str, GenerateRequest], Awaitable[GenerateResult]]
 """Sends a request to the named engine and raises failures that ``classify`` recognizes."""
@@ -269,8 +269,8 @@ class EnvironmentWorker:
     def admit(self, fence: Fence) -> None:
         """Accept the controller that sends the next groups, or refuse it.
 
-        The first group of a controller starts new segments of the spool. From the first call on,
-        the running event loop survives user code that exits.
+        The first group of a controller starts new segments of the spool. From the first call of
+        this method on, the running event loop survives user code that exits.
 
         Raises:
             StaleFence: The controller has been replaced.
@@ -284,7 +284,7 @@ class EnvironmentWorker:
         """Roll out one group, log it and spool it.
 
         Returns:
-            The receipt, for the controller; and the columns, for the trainer.
+            The receipt for the controller, and the columns for the trainer.
 
         Raises:
             RolloutFailed: Any failure, classified by ``classify`` unless it is typed already.
@@ -336,10 +336,10 @@ class EnvironmentWorker:
         return result
 
     def _spare_busy_engine(self, task: RolloutTask, failure: RolloutFailed) -> None:
-        """Do not hold a late group against an engine that has just answered another request.
+        """Do not blame an engine for a late group if it has just answered another request.
 
-        Its request was sent late, because an episode hung, or it asks for more than the deadline
-        allows. Replacing the engine would abort the requests of all other groups.
+        The late group's request was sent late because an episode hung, or it asks for more than the
+        deadline allows. Replacing the engine would abort the requests of all other groups.
         """
         if failure.reason != LATE or failure.source is not Component.ENGINE:
             return
@@ -450,10 +450,10 @@ class EnvironmentRunner:
     async def run_group(
         self, task: RolloutTask, failures: FailureLog, generate: Generate
     ) -> tuple[Receipt, Columns]:
-        """Roll out one group. An evaluation's group also gets texts, and small copies of media.
+        """Roll out one group. For an evaluation, also add texts, and small copies of media.
 
         Raises:
-            RolloutFailed: As ``offbeat.rollouts.group.run_group``.
+            RolloutFailed: Raised by ``offbeat.rollouts.group.run_group``.
         """
         receipt, columns = await self._run_episodes(task, failures, generate)
         if task.evaluation and self.tokenizer is not None:

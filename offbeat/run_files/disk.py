@@ -12,14 +12,14 @@ _NAME_KEPT: Final = 100  # characters; file systems allow 255 bytes
 
 
 class Disk:
-    """The disk. Nothing is durable before it is synced. Every failure is an ``OSError``."""
+    """The disk. Data is durable only once it is synced. Every failure is an ``OSError``."""
 
     def make_directory(self, path: Path) -> None:
         """Make a directory and its missing parents."""
         path.mkdir(parents=True, exist_ok=True)
 
     def write(self, file: Path, content: bytes) -> None:
-        """Create or replace a file. A link under its name is replaced, never followed."""
+        """Create or replace a file. If its name is a link, the link is replaced, never followed."""
         file.unlink(missing_ok=True)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         with os.fdopen(os.open(file, flags, 0o666), "wb") as stream:
@@ -62,7 +62,7 @@ class Disk:
             left = left[os.write(file, left) :]
 
     def sync_appended(self, file: int) -> None:
-        """Make the file's content survive a power cut, provided that its name does."""
+        """Make the file's content survive a power cut, provided that the file's name does."""
         os.fsync(file)
 
     def close(self, file: int) -> None:
@@ -77,7 +77,7 @@ def replacing(path: Path) -> Generator[Path]:
     """Yield a name next to ``path`` for a file that then replaces it, atomically but not durably.
 
     If the block raises, the file is removed. Two writers use different files. Nobody can guess the
-    name, so no link of another user waits under it.
+    name, so no other user can put a link there beforehand.
     """
     beside = unguessable_name(path)
     try:

@@ -1,7 +1,7 @@
-"""Access to the run directory for processes of other machines, through an actor next to the driver.
+"""Access to the run directory for processes on other machines, by an actor next to the driver.
 
-Names are relative and stay below a few folders. A file is at most as large as announced, and a call
-carries at most ``CHUNK_BYTES``. Every call except ``append`` is idempotent.
+Names are relative and must be below a few folders. A file is at most as large as announced, and a
+call contains at most ``CHUNK_BYTES``. Every call except ``append`` is idempotent.
 """
 
 import os
@@ -25,13 +25,13 @@ log = structlog.stdlib.get_logger()
 CHUNK_BYTES: Final = 8 * 2**20
 FOLDERS: Final = ("checkpoints", "logs", "rollouts")
 FAILURES: Final = "failures.jsonl"
-"""File of a run directory with failures: a row, a response and a traceback in each line."""
+"""File of a run directory with failures. Each line has a row, a response and a traceback."""
 
 FAILURES_BYTES: Final = 8 * 2**20
 """Maximum size of that file. Later failures are not kept."""
 
 ELSEWHERE: Final = "elsewhere.jsonl"
-"""File of a run directory that lists the processes that wrote on another machine, and where."""
+"""File of a run directory that lists the processes that wrote on other machines, and where."""
 
 _MARGIN_BYTES: Final = 64 * 2**20  # free space to leave on the driver's disk, for the journal
 # Larger files are compared by size, and by the small files next to them
@@ -82,11 +82,11 @@ class Files(Protocol):
 
     def read(self, name: str, offset: int, nbytes: int) -> bytes: ...
     def write(self, name: str, offset: int, data: bytes, nbytes: int) -> None:
-        """Write a part of a file of ``nbytes``. The part at offset 0 comes first."""
+        """Write a part of a file of ``nbytes``. The part at offset 0 must be written first."""
         ...
 
     def append(self, name: str, data: bytes) -> None:
-        """Append a line. ``FAILURES`` grows only up to ``FAILURES_BYTES``."""
+        """Append a line. The file ``FAILURES`` grows only up to ``FAILURES_BYTES``."""
         ...
 
     def rename(self, old: str, new: str) -> None:
@@ -165,7 +165,7 @@ class RunFiles:
         """Return the local path of a received name.
 
         Raises:
-            BadName: It is outside the run directory, possibly through a link.
+            BadName: The path is outside the run directory, possibly through a link.
         """
         parts = name.split("/")
         good = parts[0] in FOLDERS and not any(
@@ -195,7 +195,7 @@ def count_failures(run_dir: Path, group: str) -> int:
 
     Raises:
         FileTooLarge: The file is larger than any file that a run writes.
-        NoRegularFile: It is a pipe, a socket, a device or a directory.
+        NoRegularFile: The file is a pipe, a socket, a device or a directory.
     """
     try:
         lines = read_limited(run_dir / FAILURES, 2 * FAILURES_BYTES).splitlines()

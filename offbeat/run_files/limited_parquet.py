@@ -1,8 +1,9 @@
 # pyright: basic
 # pyarrow has no types.
-"""Reads Parquet files of a run in batches, with a limit of memory.
+"""Reads Parquet files of a run in batches, with limited memory.
 
-The size in a file's table of contents does not count how often a dictionary's text is repeated.
+A limit is needed because the size in a file's table of contents does not count how often a
+dictionary's text is repeated.
 """
 
 from collections.abc import Callable, Iterable
@@ -17,7 +18,7 @@ from offbeat.run_files.limits import ROLLOUT_FILE_BYTES, FileTooLarge, regular_b
 _ROWS: Final = 2_000_000  # of a file
 _BATCH_ROWS: Final = 4096
 _SKIPPED: Final = 16
-"""Rows that are not kept may have so many times the limit."""
+"""Rows that are not kept may need this many times the limit."""
 
 
 def read_parquet(
@@ -31,14 +32,14 @@ def read_parquet(
     Args:
         path: The file.
         columns: Columns to read; names that the file lacks are left out. None reads all.
-        keep: Returns a mask of the rows to keep in a batch. None keeps all.
+        keep: Returns a mask of the rows to keep in a batch. None keeps all rows.
         limit: Bytes that may be kept.
 
     Raises:
         OSError: The file cannot be read.
-        NoRegularFile: It is a pipe, a socket, a device or a directory.
-        FileTooLarge: It has more rows or bytes than any file that a run writes.
-        pyarrow.ArrowException: It is damaged.
+        NoRegularFile: The file is a pipe, a socket, a device or a directory.
+        FileTooLarge: The file has more rows or bytes than any file that a run writes.
+        pyarrow.ArrowException: The file is damaged.
     """
     regular_bytes(path)
     with pq.ParquetFile(path) as file:
@@ -58,7 +59,7 @@ def read_parquet(
 
 
 def _count_batch_rows(contents: Any, path: Path, limit: int) -> int:  # noqa: ANN401 -- of pyarrow
-    """Return the rows of a batch that fits into the limit, whichever values it repeats.
+    """Return how many rows a batch may have to fit into the limit, even if values are repeated.
 
     Raises:
         FileTooLarge: The table of contents announces more than the limit.

@@ -18,10 +18,10 @@ SUMMARY_BYTES: Final = 4 * 2**20
 STATUS_BYTES: Final = 2**20
 TOKENIZER_BYTES: Final = 64 * 2**20
 METRICS_BYTES: Final = 64 * 2**20
-"""Size above which a file is sampled: ``SAMPLED_LINES`` spaced lines, and as many evaluations."""
+"""Size above which only ``SAMPLED_LINES`` spaced lines, and as many evaluations, are read."""
 SAMPLED_LINES: Final = 2000
 SCANNED_BYTES: Final = 8 * 2**30
-"""Bytes scanned for evaluations: some five million steps, in a second or two per 2 GB."""
+"""Maximum bytes scanned for evaluations: some five million steps, one or two seconds per 2 GB."""
 LINE_BYTES: Final = 2**20
 CONFIG_KEYS: Final = 5000
 CONFIG_DEPTH: Final = 50
@@ -64,7 +64,7 @@ class NoRegularFile(OffbeatError):
 
 
 class DamagedFile(OffbeatError):
-    """A file of a run directory is not JSON, or has other content than a run writes.
+    """A file of a run directory is not JSON, or has content that no run writes.
 
     Fix: restore the file that the run wrote.
     """

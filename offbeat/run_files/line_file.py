@@ -15,16 +15,16 @@ _LOCK_WAITS_S: Final = (0.0, 0.001, 0.01, 0.1, 1.0)  # an append needs microseco
 class LineFile:
     """A file of lines, each written completely or not at all.
 
-    Before and after every call it is a sequence of complete lines, or ends in one torn line. The
-    next ``append`` of any process cuts a torn line off. Lines that other processes append at the
-    same time stay, because a replaced process may have one more line to write.
+    Before and after every call, the file is a sequence of complete lines, perhaps with a torn line
+    at the end. The next ``append`` of any process cuts a torn line off. Lines that other processes
+    append at the same time are kept, because a replaced process may have one more line to write.
     """
 
     def __init__(self, path: Path) -> None:
         """Create the file and its folder if missing.
 
         Raises:
-            OSError: It cannot be opened.
+            OSError: The file cannot be opened.
         """
         path.parent.mkdir(parents=True, exist_ok=True)
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
@@ -48,11 +48,12 @@ class LineFile:
 def append_line(file: int, line: bytes) -> None:
     """Append a line to a descriptor opened with ``O_RDWR | O_APPEND``. First cut off a torn line.
 
-    Processes use a lock of the file in turn. A process that is stopped while it holds the lock
-    delays each append of others by a second. Then they cut nothing off, but end a torn line.
+    Processes lock the file in turn. If a process is stopped while it holds the lock, each append of
+    another process waits a second. It then does not cut a torn line off, but ends it with a
+    newline.
 
     Raises:
-        OSError: The disk refused it.
+        OSError: The disk refused the line.
     """
     with _lock(file) as is_locked:
         size = os.fstat(file).st_size

@@ -1,9 +1,9 @@
 """Checks whether an actor's machine shares the run directory with the driver.
 
-The driver creates a file with a random name there before it creates any actor, and removes it at
-the end. A process that finds the file with the expected content sees the driver's directory. A
-process on another machine also proves that its writes arrive: the driver's side reads them back. A
-network file system cannot have cached a random name.
+Before the driver creates any actor, it creates a file with a random name in the run directory. It
+removes the file at the end. If a process finds the file with the expected content, it sees the
+driver's directory. A process on another machine must also prove that its writes arrive: the
+driver's side reads them back. A network file system cannot have cached a random name.
 """
 
 import contextlib
@@ -49,7 +49,7 @@ class RunDirToken:
     content: str
 
     def is_in(self, directory: Path) -> bool:
-        """Return whether ``directory`` contains this token with its content."""
+        """Return whether ``directory`` contains this token with the expected content."""
         return _content(directory / self.name) == self.content
 
 
@@ -57,7 +57,7 @@ class RunDirToken:
 def new_token(run_dir: Path) -> Generator[RunDirToken]:
     """Create a token and remove it at the end. First remove tokens left by killed drivers.
 
-    The caller holds the directory, so no other driver has a token there.
+    The caller must hold the lock of the directory, so that no other live driver has a token there.
 
     Raises:
         OSError: The directory cannot be written.

@@ -1,4 +1,4 @@
-"""Settings by which a process reaches the run directory, and its write location."""
+"""Settings with which a process finds the run directory, and its write location."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

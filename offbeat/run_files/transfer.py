@@ -33,7 +33,7 @@ def send(files: Files, local: Path, folder: str, name: str) -> None:
 
 
 def fetch(files: Files, folder: str, name: str, content: Fingerprint, target: Path) -> None:
-    """Copy an entry of the run directory to ``target`` and replace its current content.
+    """Copy an entry of the run directory to ``target``, and replace what ``target`` contains.
 
     Raises:
         OSError: A disk or the transfer failed.

@@ -1,6 +1,6 @@
 """Applied steps of a run as columns: from the journal, joined with ``metrics.jsonl``.
 
-The journal has every step of the current lineage, including a step with metrics lost when the
+The journal has every step of the current lineage, even if a step's metrics were lost when the
 controller was killed. So the journal decides which steps exist.
 """
 
@@ -24,12 +24,12 @@ AXES: Final = ("step", "time", "samples")
 PAUSE: Final = STEP_FIELDS.index("pause_s")
 _HEAT_ROWS: Final = 17  # staleness 0 to 15, and one row for everything above
 _POINTS: Final = 5000
-"""Longer runs are read as this many equal runs of steps, so that memory hardly grows with them."""
+"""Longer runs are read as this many equal intervals of steps, so that memory hardly grows."""
 _STEPS: Final = 50_000  # up to here every step is read individually
 
 
 def read_steps(part: Aggregates) -> Floats:
-    """Return the steps of a part of the journal: a row per step, a column per ``STEP_FIELDS``."""
+    """Return the steps in a part of the journal: a row per step, a column per ``STEP_FIELDS``."""
     return np.frombuffer(part.steps, "<f8").reshape(-1, len(STEP_FIELDS))
 
 
@@ -69,7 +69,7 @@ class AppliedSteps:
         }
 
     def staleness_shares(self, intervals: int) -> list[Floats]:
-        """Return the heat map: each staleness's share of the samples, per interval of steps."""
+        """Return the heat map: for each interval of steps, the share of samples by staleness."""
         count = min(intervals, len(self))
         if not count:
             return []
@@ -99,7 +99,7 @@ def _drop_after(version: int, pieces: list[Floats], ages: list[Counts]) -> None:
 def _staleness(part: Aggregates, steps: int) -> tuple[Counts, Floats]:
     """Return the samples of each step by staleness, and its sum and maximum of staleness.
 
-    The last column counts everything above its bound. Without samples the maximum is -1.
+    The last column also counts all higher staleness. Without samples, the maximum is -1.
     """
     by_age = np.zeros((steps, _HEAT_ROWS), dtype=np.int32)
     extremes = np.zeros((steps, 2))
@@ -116,8 +116,8 @@ def _staleness(part: Aggregates, steps: int) -> tuple[Counts, Floats]:
 def join_columns(own: Columns, found: MetricsFile) -> dict[str, Floats]:
     """Return the columns of the journal and of the metrics, at the same steps.
 
-    If both have a metric, the journal's is used. Beyond ``_STEPS`` steps a row is the mean of
-    several steps, with the number, time and samples of the last step.
+    If both have a metric, the journal's is used. If there are more than ``_STEPS`` steps, a row is
+    the mean of several steps, with the number, time and samples of the last of them.
     """
     columns = dict(own)
     if len(own["step"]) > _STEPS:
@@ -150,7 +150,7 @@ def read_evaluations(own: Columns, found: MetricsFile) -> dict[str, Floats]:
 
 
 def _fill(columns: dict[str, Floats], row: int, record: MetricRecord, *, known: Columns) -> None:
-    """Write the metrics of a record into its row, except metrics that are ``known`` already."""
+    """Write the metrics of a record into its row, except those that are ``known`` already."""
     for name, value in record.metrics.items():
         if name in known:
             continue
@@ -163,7 +163,7 @@ def _fill(columns: dict[str, Floats], row: int, record: MetricRecord, *, known: 
 
 
 def bin_means(column: Floats, bins: int) -> Floats:
-    """Return the mean of the finite numbers in each of at most ``bins`` equal runs of steps."""
+    """Return the mean of the finite numbers in each of at most ``bins`` intervals of steps."""
     if len(column) <= bins:
         return column
     starts = np.arange(bins) * len(column) // bins
@@ -174,7 +174,7 @@ def bin_means(column: Floats, bins: int) -> Floats:
 
 
 def last_of_bins(column: Floats, bins: int) -> Floats:
-    """Return the last number of each run of ``bin_means``, where its steps end."""
+    """Return the last number in each interval of ``bin_means``."""
     if len(column) <= bins:
         return column
     ends = (np.arange(bins) + 1) * len(column) // bins - 1

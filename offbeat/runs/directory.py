@@ -1,7 +1,7 @@
 """Chooses and creates the directory of one run, which is never shared with another run.
 
-For a path that is not a run, finds the run around it or the runs below it, so a message can name
-them.
+If a path is not a run, the module finds the run that contains it or the runs below it, so that a
+message can name them.
 """
 
 import contextlib
@@ -51,7 +51,7 @@ SUMMARY: Final = "summary.json"
 JOURNAL: Final = "journal"
 _LATEST: Final = Path("checkpoints/LATEST")
 RETRAINED: Final = "retrain.json"
-"""File of a directory that ``offbeat retrain`` wrote. It has a run's journal, but is not a run."""
+"""File that marks a directory of ``offbeat retrain``. It has a run's journal, but is not a run."""
 
 
 class RunDirUnusable(FixableError):
@@ -82,12 +82,12 @@ def make_run_dir(
 ) -> Path:
     """Create the run's directory and write the resolved config into it.
 
-    A directory passed as ``requested`` must be free. The recipe's ``run_dir`` gets the first free
-    number as suffix, so that a recipe can be run again unchanged. ``commits`` are the commits of
+    A directory passed as ``requested`` must not be in use. The recipe's ``run_dir`` gets the first
+    free number as suffix, so that the same recipe can be run again. ``commits`` are the commits of
     the recipe's paths on the hub.
 
     Raises:
-        RunDirUnusable: It contains a run already, cannot be written, or is a URI.
+        RunDirUnusable: The directory contains a run already, cannot be written, or is a URI.
     """
     if requested is not None and is_uri(str(requested)):
         fix = "Name a directory; copy it afterwards, or mount the storage"
@@ -127,7 +127,7 @@ def make_run_dir(
 
 @dataclass(slots=True)
 class ResumedDirectory:
-    """Directory of a run to resume, with the stored recipe and inputs of the last start."""
+    """Directory of a run to resume, with the recipe and inputs stored at the last start."""
 
     path: Path
     inputs: Mapping[str, str]
@@ -166,13 +166,13 @@ def reopen_run_dir(
     ``changed_code`` allows changes in the source of the user's modules since the run began.
     ``commits`` are the commits of paths on the hub that the run did not name before.
 
-    The stored config stays until ``ResumedDirectory.accept``. The summary of an ended run is
+    The stored config stays until ``ResumedDirectory.accept``. If the run had ended, its summary is
     removed. A run that ended before its first record starts afresh.
 
     Raises:
-        RunDirUnusable: It contains no run, or a run that this recipe cannot continue. The message
-            names each difference. Or the run has finished all these steps, or its newest
-            checkpoint has more, or the directory cannot be written.
+        RunDirUnusable: The directory contains no run, or a run that this recipe cannot continue
+            (the message names each difference); the run has finished all these steps, or its newest
+            checkpoint has more; or the directory cannot be written.
     """
     directory = run_dir.absolute()
     if not (directory / CONFIG).exists():
@@ -205,7 +205,7 @@ def reopen_run_dir(
 
 
 def check_code_is_here(config: RunConfig, run_dir: Path, working_dir: Path) -> None:
-    """Check that the user's modules, which the run has imported, are found again.
+    """Check that the user's modules that the run imported are found again.
 
     Raises:
         RunDirUnusable: A module is not found from ``working_dir``.
@@ -230,7 +230,7 @@ def check_code_is_here(config: RunConfig, run_dir: Path, working_dir: Path) -> N
 
 
 _DONE: Final = ("rollouts", "checkpoints")
-"""Directories that are only written after the journal."""
+"""Directories that are written only after the journal has been written."""
 
 
 def _check_journal(directory: Path) -> None:
@@ -248,7 +248,7 @@ def _check_journal(directory: Path) -> None:
 
 
 def _check_unfinished(config: RunConfig, directory: Path) -> None:
-    """Check that steps are left. Otherwise a finished run keeps its summary."""
+    """Check that steps are left to train. If none is, the finished run keeps its summary."""
     path = directory / SUMMARY
     summary = read_json(path, SUMMARY_BYTES, dict[str, Any]) if path.exists() else {}
     done = summary.get("steps")
@@ -264,7 +264,7 @@ def _check_unfinished(config: RunConfig, directory: Path) -> None:
 
 
 def _check_not_saved(config: RunConfig, directory: Path) -> None:
-    """Check that the run can still end after these steps: a checkpoint does not go back."""
+    """Check that the newest checkpoint does not have more steps than the recipe."""
     saved = find_saved_version(directory)
     if saved > config.steps:
         problem = f"its newest checkpoint has step {saved}, and steps={config.steps}"
@@ -292,7 +292,7 @@ def find_saved_version(directory: Path) -> int:
 def lock_directory(directory: Path) -> Generator[None]:
     """Lock the directory during the block, or until the process ends.
 
-    On a file system without locks no process is refused. If two controllers run there, the journal
+    On a file system without locks, no process is refused. If two controllers run there, the journal
     lets only the later one continue.
 
     Raises:
@@ -343,16 +343,17 @@ _FIXED: Final = (
 )
 """Keys that a resume cannot change: they define prompts, steps, teacher and trained weights.
 
-Sections of some parts of a trainer do the same."""
+The same holds for the sections of some trainer parts.
+"""
 
 
 def _find_changed_inputs(
     config: RunConfig, before: Mapping[str, str], recipe: object, *, changed_code: bool
 ) -> dict[str, str]:
-    """Return the problem of each input of the run by recipe key, or nothing if unchanged.
+    """Return, by recipe key, how each input of the run has changed, or "" if it has not.
 
-    ``recipe`` is the run's previous recipe. A missing key was not recorded, or is not a local file.
-    Then only its name is compared.
+    ``recipe`` is the run's previous recipe. If an input was not recorded or is not a local file,
+    only its name is compared.
     """
     here = Path.cwd()
     now = input_digests(config, here, before)
@@ -375,7 +376,7 @@ def _find_changed_inputs(
 def _commits(
     key: str, path: str, now: Mapping[str, str], before: Mapping[str, str], recipe: object
 ) -> str:
-    """Return the prompts' commits on the hub, now and before, or "" unless both are known."""
+    """Describe the prompts' commits on the hub, now and before, if both are known."""
     was = before.get(str(dict(leaves(recipe)).get(key)))
     is_now = now.get(path)
     return f": commit {is_now}, but the run began with commit {was}" if was and is_now else ""
@@ -389,7 +390,7 @@ def _other_code(before: str, here: Path) -> str:
 
 
 def _still_named(known: Mapping[str, str], before: object, config: RunConfig) -> dict[str, str]:
-    """Return recorded digests of inputs with unchanged names, for inputs that are unreadable."""
+    """Return the recorded digests of inputs that are unreadable now and have unchanged names."""
     was, now = dict(leaves(before)), dict(leaves(config.model_dump()))
     keys = (*prompt_paths(config), MODEL, *targets(config))
     same = {key: known[key] for key in keys if key in known and was.get(key) == now.get(key)}
@@ -398,7 +399,7 @@ def _still_named(known: Mapping[str, str], before: object, config: RunConfig) ->
 
 
 def _of_tasks(known: Mapping[str, str], config: RunConfig) -> dict[str, str]:
-    """Return the digests of prompts that an environment's code makes and the controller reads."""
+    """Return the digests of prompts that an environment's code makes for the controller."""
     keys = (
         key_in(name, DATA)
         for name, view in environment_views(config).items()
@@ -416,8 +417,8 @@ def _check_fixed(
 ) -> None:
     """Check that the fixed keys are unchanged.
 
-    Prompts may have moved if their content is the same. Code that was passed by value may have
-    another name, because the inputs have its digest. ``code`` has the keys of the user's code.
+    Prompts may have moved if their content is the same. Code that was passed by value may have a
+    different name, because the inputs contain its digest. ``code`` has the keys of the user's code.
     """
     was, wanted = dict(leaves(before)), dict(leaves(now))
     keys = [key for key in dict.fromkeys([*wanted, *was]) if _is_fixed(key)]
@@ -459,7 +460,7 @@ def _check_fixed(
 
 
 def _has_more_epochs(was: Mapping[str, object], wanted: Mapping[str, object], key: str) -> bool:
-    """Return whether ``key`` only adds epochs to a run. Its prompts so far stay the same."""
+    """Return whether a change of ``key`` only adds epochs. Prompts so far then stay the same."""
     had, has = was.get(key), wanted.get(key)
     is_more = isinstance(had, int) and (not isinstance(has, int) or has > had)
     return _own_key(key) == "data.epochs" and is_more
@@ -484,7 +485,7 @@ def _notices(was: Mapping[str, object], wanted: Mapping[str, object]) -> Iterato
 
 
 def _check_secrets(config: RunConfig, directory: Path) -> None:
-    """Check that no secret that is missing in the stored config is now a literal value."""
+    """Check that no secret that the stored config omits is a literal value in the recipe now."""
     missing = list(find_redacted_keys(config.model_dump()))
     if missing:
         problem = f"{CONFIG} has no secrets, so {', '.join(missing)} is not known"
@@ -498,7 +499,7 @@ def _is_fixed(key: str) -> bool:
 
 
 def _own_key(key: str) -> str:
-    """Return a key of one of several environments as the key of a run with only that one."""
+    """Return a key of one of several environments in the form it has with only that environment."""
     section, _, below = key.partition(".")
     return below.partition(".")[2] if section == SECTION and below else key
 
@@ -524,7 +525,7 @@ def run_around(path: Path) -> Path | None:
 
 
 def runs_below(directory: Path) -> list[Path]:
-    """Return some runs that are folders of a directory, or if none are, some one level below."""
+    """Return some runs directly below a directory, or if there are none, some one level deeper."""
     children = list(_folders(directory))
     levels = children, (each for child in children for each in _folders(child))
     for level in levels:

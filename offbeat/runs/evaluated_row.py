@@ -21,7 +21,7 @@ from offbeat.telemetry.evaluation_files import (
 )
 
 UNNAMED: Final = "-"
-"""Placeholder for the missing name of the set of ``eval.path``."""
+"""Name shown for the set of ``eval.path``, which has none."""
 
 _SHOWN: Final = 12  # existing names or numbers in a message
 _RESPONSE_CHARACTERS: Final = 2 * SAMPLE_CHARACTERS  # all that a file keeps
@@ -82,7 +82,7 @@ class EvaluatedRow(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.json.format(msgspec.json.encode(values), indent=2).decode() + "\n"
 
     def to_text(self) -> str:
-        """Format in 80 columns, with a final newline. Text of a model or a file is printable."""
+        """Format in 80 columns, with a final newline. Make text of models and files printable."""
         (chosen,) = (each for each in self.evaluations if each.due == self.shown)
         prompt = chosen.samples[0].prompt
         lines = [
@@ -110,7 +110,7 @@ def load_evaluated_row(run_dir: Path, name: str, row: str, due: int | None = Non
         run_dir: Directory of the run.
         name: Name of the set, or ``UNNAMED`` for the set of ``eval.path``.
         row: Number of the row in the file of the set.
-        due: Due version of the evaluation to show. None shows the newest evaluation that has
+        due: Due version of the evaluation to show, or None for the newest evaluation that has
             sampled the row.
 
     Raises:
@@ -149,7 +149,7 @@ def load_evaluated_row(run_dir: Path, name: str, row: str, due: int | None = Non
 
 
 def _missing(rows: dict[str, list[int]], name: str, row: str) -> tuple[str, str]:
-    """Return the searched object, and the existing alternatives."""
+    """Return what was not found, and the alternatives that exist."""
     if name not in rows:
         there = ", ".join(printable(each) or UNNAMED for each in sorted(rows))
         return f"set {printable(name) or UNNAMED!r}", f"the sets {there}" if rows else ""

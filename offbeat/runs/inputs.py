@@ -1,4 +1,4 @@
-"""Input files of a run by content: recorded next to its config, compared when it resumes."""
+"""Digests of a run's input files: recorded next to its config, compared when it resumes."""
 
 import json
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ WORKING_DIR: Final = "working_dir"
 """Key of the directory that the run's modules were imported from. The value is not a digest."""
 
 _DESCRIBES_MODEL: Final = ("*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken", "*.py")
-"""Files of a model directory besides its weights: config, tokenizer, template, code."""
+"""Files of a model directory other than weights: config, tokenizer, template, code."""
 _NOT_DESCRIBING: Final = (".index.json", "generation_config.json")
 
 
@@ -35,12 +35,11 @@ def input_digests(
 ) -> dict[str, str]:
     """Return the SHA-256 of the run's inputs by recipe key, without unreadable inputs.
 
-    Also return the commit of each path on the hub, by path: from ``known``, else today's.
+    Also return the commit of each path on the hub: the one in ``known``, else the current commit.
 
-    For the model, all files count except the weights, which the trainer verifies. For code, the
-    target's module and its imports from below ``working_dir`` count.
-
-    Of the generation config only the end tokens count, because the recipe sets the sampling.
+    For the model, all files count except the weights, which the trainer verifies. Of the generation
+    config, only the end tokens count, because the recipe sets the sampling. For code, the target's
+    module and its imports from below ``working_dir`` count.
 
     Raises:
         HubFilesError: Files on the hub cannot be downloaded.
@@ -91,7 +90,8 @@ def targets(config: RunConfig) -> dict[str, str]:
 def find_shipped_code(run_dir: Path, working_dir: Path, config: RunConfig) -> str:
     """Return why the recipe's code may come from the run directory itself, or "" if it does not.
 
-    Whoever wrote the directory chose its recipe, and could so run code on the reader's machine.
+    Whoever wrote the directory chose its recipe, and could in this way run code on the reader's
+    machine.
     """
     named = targets(config)
     if not named:
@@ -109,7 +109,7 @@ def find_shipped_code(run_dir: Path, working_dir: Path, config: RunConfig) -> st
 
 
 def all_inputs(config: RunConfig, working_dir: Path, before: Mapping[str, str]) -> dict[str, str]:
-    """Return the digests of the run's inputs, and the directory its modules are imported from.
+    """Return the digests of the run's inputs, and the directory that its modules come from.
 
     ``before`` provides the digests of inputs that cannot be read now, and the commits of paths on
     the hub.
@@ -121,7 +121,8 @@ def all_inputs(config: RunConfig, working_dir: Path, before: Mapping[str, str]) 
 def keep_tokenizer(model: Path, directory: Path) -> None:
     """Copy the model's tokenizer, if it has one, into the run's directory.
 
-    Logged samples are token ids. Without the tokenizer they are unreadable once the model is gone.
+    Logged samples are token ids. Without this copy of the tokenizer, they would be unreadable once
+    the model is gone.
     """
     tokenizer = model / TOKENIZER
     if tokenizer.is_file() and tokenizer.stat().st_size <= TOKENIZER_BYTES:
@@ -129,14 +130,14 @@ def keep_tokenizer(model: Path, directory: Path) -> None:
 
 
 def record_input(directory: Path, key: str, digest: str) -> None:
-    """Record the digest of an input that another process has read and the driver could not read."""
+    """Record the digest of an input that the driver could not read but another process has read."""
     inputs = read_inputs(directory)
     if key not in inputs:
         replace_inputs(directory, inputs | {key: digest})
 
 
 def read_inputs(directory: Path) -> dict[str, str]:
-    """Return the digests that a run began with, or nothing for a run without any.
+    """Return the digests that a run began with, or none if the run recorded none.
 
     Raises the errors of ``read_json``, except for a missing file.
     """

@@ -1,7 +1,7 @@
 # pyright: reportMissingTypeStubs=false, reportUnknownArgumentType=false
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyarrow has no types.
-"""Samples of the rollout log: prompt and tokens of groups, and their text."""
+"""Samples in the rollout log: prompts and tokens of groups, and their text."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -60,8 +60,8 @@ class TokenText:
 def token_text(run_dir: Path, model_path: str) -> TokenText:
     """Return the decoder of a run.
 
-    The tokenizer is the copy that the run keeps, else the one next to its exported model or at
-    ``model.path``.
+    It uses the copy of the tokenizer that the run keeps, else the tokenizer next to its exported
+    model or at ``model.path``.
     """
     exported = sorted((run_dir / "checkpoints").glob("step_*/tokenizer.json"), reverse=True)
     for path in (run_dir / TOKENIZER, *exported, Path(model_path) / TOKENIZER):
@@ -80,7 +80,7 @@ _TOKEN_CHARACTERS: Final = 1000
 
 
 class _TokenizerFile(msgspec.Struct):
-    """The part of a ``tokenizer.json`` that can lengthen text. Its other parts are not read."""
+    """The part of a ``tokenizer.json`` that can lengthen text. Other parts are not read."""
 
     decoder: dict[str, Any] | None = None
 
@@ -88,8 +88,8 @@ class _TokenizerFile(msgspec.Struct):
 def _is_bounded(text: str, tokenizer: Tokenizer) -> bool:
     """Return whether the text of tokens has a bound, so that few tokens cannot fill memory.
 
-    Anybody may have written the file. A chain of decoders may double the text again and again, and
-    one token may have megabytes.
+    The file is not trusted: a chain of decoders could double the text again and again, and a token
+    could have megabytes.
     """
     decoders = [decode_json(text.encode(), _TokenizerFile).decoder or {}]
     for each in decoders:  # it grows
@@ -146,11 +146,11 @@ def read_logged_rows(
     most_bytes: int = ROLLOUT_BYTES,
     files: RolloutFiles | None = None,
 ) -> tuple[LoggedGroups, int]:
-    """Return the logged rows of these groups, and the number of files that were left out.
+    """Return the logged rows of these groups, and the number of files that were skipped.
 
     Only files that may contain one of the groups are read, newest groups first. A file is skipped
-    if it is damaged, if it is larger than any that a run writes, or if the total would exceed
-    ``most_bytes``. Pass ``files`` to read their metadata only once in many calls.
+    if it is damaged, if it is larger than any file that a run writes, or if the total would exceed
+    ``most_bytes``. Pass ``files`` to read metadata only once for many calls.
     """
     wanted = np.array(sorted(groups), dtype=np.int64)
     rows = dict[tuple[int, int], dict[int, list[Row]]]()
@@ -178,7 +178,7 @@ def rollout_files(run_dir: Path) -> list[Path]:
 
 
 def read_columns(path: Path, columns: Iterable[str]) -> Any:  # noqa: ANN401 -- of pyarrow
-    """Return these columns of a file, without columns that it lacks.
+    """Return these columns of a file, except columns that it lacks.
 
     Raises the errors of ``read_parquet``.
     """
@@ -210,7 +210,7 @@ def _read_range(contents: Any) -> tuple[int, int]:  # noqa: ANN401 -- of pyarrow
 
 
 def _select(path: Path, wanted: NDArray[np.int64], limit: int) -> Any:  # noqa: ANN401 -- of pyarrow
-    """Return the rows of the wanted groups. If a file has none, read only its group numbers."""
+    """Return the rows of the wanted groups. If there are none, only group numbers are read."""
 
     def is_wanted(batch: Any) -> Any:  # noqa: ANN401 -- of pyarrow
         return pa.array(np.isin(batch[_GROUP].to_numpy(zero_copy_only=False), wanted))

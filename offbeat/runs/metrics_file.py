@@ -1,7 +1,7 @@
 """Reads ``metrics.jsonl`` into the records of steps and of evaluations, by version.
 
-An evaluation has a separate record, under the scored version. The trainer continues meanwhile, so
-the record often follows the records of later steps.
+An evaluation has a separate record, under the scored version. The trainer continues during the
+evaluation, so this record often follows the records of later steps.
 """
 
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ _BLOCK_BYTES: Final = 2**22
 
 
 class MetricsFile(msgspec.Struct):
-    """Records of ``metrics.jsonl`` by version, as far as they are readable."""
+    """Readable records of ``metrics.jsonl``, by version."""
 
     steps: dict[int, MetricRecord] = {}
     evaluations: dict[int, MetricRecord] = {}
@@ -49,7 +49,7 @@ class ValidRecords:
         self._newest = -1  # version of a step
 
     def take(self, record: MetricRecord, place: int) -> None:
-        """Add the next record, which is at ``place``, any number by which the caller finds it."""
+        """Add the next record. ``place`` is any number by which the caller can find it."""
         version = record.version
         if is_evaluation(record):
             scored = int(record.metrics.get("eval/version", version))  # of old runs a later version
@@ -71,7 +71,7 @@ def with_evaluation(step: MetricRecord, evaluation: MetricRecord | None) -> Metr
 
 
 def read_metrics_file(path: Path) -> MetricsFile:
-    """Read a ``metrics.jsonl``. Of a long file read some steps, and the evaluations."""
+    """Read a ``metrics.jsonl``. From a long file, read only some steps, and the evaluations."""
     found = MetricsFile()
     try:
         nbytes = regular_bytes(path)
@@ -95,7 +95,7 @@ def read_metrics_file(path: Path) -> MetricsFile:
 
 
 def decode_record(line: bytes) -> MetricRecord | None:
-    """Return the record of a line, or None if it holds none."""
+    """Return the record in a line, or None if it holds none."""
     try:
         return decode_line(line)
     except (msgspec.DecodeError, ValueError, KeyError, OverflowError):
@@ -103,7 +103,7 @@ def decode_record(line: bytes) -> MetricRecord | None:
 
 
 def whole_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield each line with its offset, except an incomplete line that the run is writing."""
+    """Yield each line with its offset, except an incomplete line that is still being written."""
     offset = 0
     with path.open("rb") as file:
         while line := file.readline(LINE_BYTES):
@@ -113,10 +113,10 @@ def whole_lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def _sample_lines(path: Path, nbytes: int) -> Iterator[tuple[int, bytes]]:
-    """Yield lines at equal distances, and as many with evaluations, in the order of the file.
+    """Yield lines at equal distances, and as many lines with evaluations, in the file's order.
 
-    A run has one evaluation per hundreds of steps, so lines at equal distances would miss almost
-    all evaluations.
+    A run may have one evaluation per some hundred steps, so lines at equal distances would miss
+    almost all evaluations.
     """
     with path.open("rb") as file:
         begins = _evenly(list(_evaluations(file, min(nbytes, SCANNED_BYTES))))

@@ -3,10 +3,9 @@
 A run directory may come from another user, and readers pass a page on. A link in the directory
 would put a file from the reader's machine on the page.
 
-Also reads values of a run's ``config.yaml`` by dotted key. Anybody may have written that file.
-
-A short YAML text can expand to an endless tree or to terabytes, by aliases of aliases or by nested
-collections. No run writes either, so both are refused before anything is built from them.
+Also reads values of a run's ``config.yaml`` by dotted key. That file is not trusted. By aliases of
+aliases or by nested collections, a short YAML text can expand to an endless tree or to terabytes.
+No run writes such a text, so it is refused before anything is built from it.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -63,7 +62,7 @@ def check_no_links(run_dir: Path) -> None:
     """Check the files of a run before they are put on a page.
 
     Raises:
-        LinkRefused: One of them is a symbolic link. The run directory itself may be one.
+        LinkRefused: One of them is a symbolic link. (The run directory itself may be one.)
     """
     for path in page_files(run_dir):
         if path.is_symlink():
@@ -105,9 +104,9 @@ def recipe_values(path: Path) -> dict[str, object]:
 
     Raises:
         OSError: The file cannot be read.
-        FileTooLarge: It is larger than any file that a run writes.
-        NoRegularFile: It is a pipe, a socket or a device.
-        yaml.YAMLError: It is not YAML, or a tree that no run writes.
+        FileTooLarge: The file is larger than any file that a run writes.
+        NoRegularFile: The file is a pipe, a socket or a device.
+        yaml.YAMLError: The file is not YAML, or has a tree that no run writes.
     """
     tree: object = yaml.load(read_limited(path, CONFIG_BYTES), _PlainLoader)  # noqa: S506 -- a SafeLoader
     return dict(islice(leaves(tree), CONFIG_KEYS))

@@ -16,7 +16,7 @@ from offbeat.run_files.limits import regular_bytes
 from offbeat.runs.directory import CONFIG, JOURNAL, SUMMARY, what_to_name
 
 _LONGEST_EVENT: Final = 500
-"""Characters of an event in a message. A step or a rewind may contain very many groups."""
+"""Maximum characters of an event in a message. A step or a rewind may have very many groups."""
 
 
 class NotARun(ShortInNotebooks, FixableError):
@@ -44,7 +44,7 @@ class ImpossibleEvent(OffbeatError):
 
 
 def never_began(run_dir: Path) -> NotARun:
-    """Return the error for reading the journal of a run that ended without a record."""
+    """Return the error for a run that ended before it wrote a journal record."""
     return NotARun(str(run_dir), "its run ended before its first record", f"See {SUMMARY}")
 
 
@@ -52,7 +52,7 @@ def run_directory(run_dir: Path) -> Path:
     """Return the directory if it exists.
 
     Raises:
-        NotARun: It does not exist.
+        NotARun: The directory does not exist.
     """
     if not run_dir.is_dir():
         problem = "a file" if run_dir.exists() else "no such directory"
@@ -65,7 +65,7 @@ def find_journal(run_dir: Path) -> Path:
 
     Raises:
         NotARun: The journal is missing.
-        NoRegularFile: A name in it is not a regular file. Opening a pipe would wait.
+        NoRegularFile: An entry in it is not a regular file. (Opening a pipe would wait.)
     """
     journal = run_directory(run_dir) / JOURNAL
     if not journal.is_dir() and (run_dir / SUMMARY).exists():
@@ -122,7 +122,7 @@ def check_events(
 
 
 def clock_time(unix_s: float) -> str:
-    """Format a time like the logs, to the millisecond, or as a dash if the journal has none."""
+    """Format a time as logs do, to the millisecond, or as a dash if the journal has no time."""
     moment = datetime.fromtimestamp(unix_s, UTC).isoformat(timespec="milliseconds")
     return moment.replace("+00:00", "Z") if unix_s else "-"
 

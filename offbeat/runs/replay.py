@@ -1,4 +1,4 @@
-"""``offbeat replay``: folds the journal again, and compares it with the files next to it."""
+"""``offbeat replay``: computes a run's state from its journal again, and compares the files."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -107,7 +107,7 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def _summary(self) -> str:
-        """Return the summary's report of the end, unless it belongs to another incarnation."""
+        """Return the summary's report of the end, unless it belongs to a different incarnation."""
         if self.summary == "not written":
             return (
                 f"{self.summary}: the run is alive, was killed, or its disk was full "
@@ -125,15 +125,14 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def replay(run_dir: Path) -> Replay:
-    """Fold the journal from its first event and from its newest snapshot, and compare.
+    """Compute the state from the journal's first event and from its newest snapshot, and compare.
 
-    Also compare the aggregates next to its snapshots.
-
-    Works on a live run. Events written meanwhile may or may not be counted.
+    Also compare the aggregates next to the snapshots. This works on a live run, too: events written
+    meanwhile may or may not be counted.
 
     Raises:
         NotARun: The journal is missing, or the run ended before its first record.
-        NoRegularFile, FileTooLarge: No run writes such a file.
+        NoRegularFile, FileTooLarge: The directory has a file that no run writes.
         JournalCorrupt: A file of the journal is damaged.
         ImpossibleEvent: An event does not fit the earlier events.
     """
@@ -225,7 +224,7 @@ class _Story:
 
 
 def _between_folds(journal: Path, whole: Ledger) -> Iterator[str]:
-    """Yield differences between the folds from the newest snapshot and from the first event."""
+    """Yield differences between the states from the newest snapshot and from the first event."""
     try:
         recovered = recover(journal)
     # Damage in events that the fold from the first event read without an error
@@ -242,7 +241,7 @@ def _between_folds(journal: Path, whole: Ledger) -> Iterator[str]:
 
 
 def _was_once(journal: Path, recovered: Ledger, wanted: Mapping[str, Any]) -> bool:
-    """Return whether both folds agreed at some event, because a live run has continued since."""
+    """Return whether both states agreed at some event. A live run may have continued since then."""
     ledger, counts = Ledger(), recovered.counts()
     return any(
         ledger.trainer_version == recovered.trainer_version
@@ -253,7 +252,7 @@ def _was_once(journal: Path, recovered: Ledger, wanted: Mapping[str, Any]) -> bo
 
 
 def _state(ledger: Ledger) -> dict[str, Any]:
-    """Return the whole state, except the order of groups that are neither ready nor claimed."""
+    """Return the complete state, except the order of groups that are neither ready nor claimed."""
     whole = msgspec.structs.asdict(ledger.snapshot())
     groups: list[GroupRecord] = whole.pop("groups")
     ordered = [*ledger.training, *ledger.ready]
@@ -296,7 +295,7 @@ def _compare_with_summary(story: _Story, path: Path) -> tuple[_Agreement, str, l
 
 
 def _figures(summary: Summary) -> dict[str, Any]:
-    """Return the figures of a summary that only the journal determines."""
+    """Return those figures of a summary that the journal alone determines."""
     whole = msgspec.structs.asdict(summary)
     groups = msgspec.structs.asdict(summary.groups)
     return {name: whole[name] for name in _COMPARED} | {
@@ -316,7 +315,7 @@ def _join(numbers: list[int]) -> str:
 
 
 def _shorten(texts: list[str]) -> list[str]:
-    """Return the first and last of very many texts, and the number of omitted ones."""
+    """Return the texts. Of very many, return the first, the last and the number of others."""
     between = len(texts) - 2 * _SHOWN
     return (
         texts if between <= 0 else [*texts[:_SHOWN], f"... {between:,} more ...", *texts[-_SHOWN:]]

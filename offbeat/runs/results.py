@@ -42,7 +42,7 @@ class NoSuchStep(ShortInNotebooks, OffbeatError):
 
 
 class NoSuchMetric(ShortInNotebooks, KeyError, OffbeatError):
-    """A requested metric is in no step or evaluation of the run so far.
+    """No step or evaluation of the run has a requested metric so far.
 
     Fix: use one of the named metrics (docs/metrics.md).
     """
@@ -70,7 +70,7 @@ class Curve(NamedTuple):
 
 
 def read_curve(run_dir: Path, name: str) -> Curve:
-    """Return a metric of the steps, or of the evaluations if its name begins with ``eval/``.
+    """Return a metric by step, or by evaluation if its name begins with ``eval/``.
 
     Raises:
         NoSuchMetric: No row contains it.
@@ -90,7 +90,7 @@ def read_config(run_dir: Path) -> RunConfig:
 
 
 def metric_rows(run_dir: Path) -> list[Row]:
-    """Return metrics by step of the current lineage: ``step``, ``version``, ``time_s``, names."""
+    """Return a row per step of the current lineage: ``step``, ``version``, ``time_s``, metrics."""
     records, valid = _records(run_dir)
     return [_row(records[place]) for _, place in sorted(valid.steps.items())]
 
@@ -179,7 +179,7 @@ def _sample(
 
 
 def _join_responses(logged: Sequence[Row]) -> str | None:
-    """Return the text of a sample, or None if no text was logged because of a missing tokenizer."""
+    """Return the text of a sample, or None if no text was logged for lack of a tokenizer."""
     texts = [row["response"] for row in logged if row["response"] is not None]
     return join_branches(texts) if texts else None
 
@@ -200,7 +200,7 @@ def _row(record: MetricRecord) -> Row:
 
 
 def _find_applied_step(run_dir: Path, step: int | None) -> StepApplied:
-    """Return the valid step. A rewind undoes steps, which are applied again later."""
+    """Return the valid record of the step: a rewind may have undone earlier ones."""
     steps = dict[int, StepApplied]()
     for event in read_events(run_dir):
         if isinstance(event, StepApplied):

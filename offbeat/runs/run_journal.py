@@ -1,7 +1,8 @@
 """The journal of a run for its readers: page, ``watch``, ``export``, ``why``.
 
-Totals of the run are read from the aggregates next to the snapshots. Events are read only from the
-requested stretches. So all readers agree, and the cost hardly grows with the run.
+Totals of the run are read from the aggregates next to the snapshots. Events are read only from
+stretches (successive parts) that a reader requests. So all readers agree, and the cost hardly grows
+with the run.
 """
 
 import math
@@ -20,7 +21,7 @@ class RunJournal:
     """The journal of a run, read once. For a live run it shows the state at that moment."""
 
     def __init__(self, run_dir: Path) -> None:
-        """Read aggregates, the newest snapshot and the events since.
+        """Read the aggregates, the newest snapshot, and the events since that snapshot.
 
         Raises:
             NotARun: The journal is missing.
@@ -32,7 +33,7 @@ class RunJournal:
         self._read: JournalParts = read_parts(journal)
         self.ledger, self.totals = self._read.ledger, self._read.totals
         self.problems = self._read.problems
-        """Damaged files that other files replaced, one sentence each."""
+        """One sentence for each damaged file whose content was read from other files."""
         self.aggregates: list[Aggregates] = [part.aggregates for part in self._read.parts]
 
     @property
@@ -41,11 +42,11 @@ class RunJournal:
         return self.aggregates[0].began_unix_s if self.aggregates else 0.0
 
     def stretches(self, most_records: int) -> list[range]:
-        """Return positions of successive parts with at most ``most_records`` records in total.
+        """Return stretches of successive parts, with at most ``most_records`` records in total.
 
-        Return all parts if they fit. Otherwise return the last ones and some at equal distances,
-        including the first, with at least one part each. The order is ascending, each stretch as
-        long as possible.
+        If all parts fit, one stretch has them all. Otherwise, return the last parts, and some
+        stretches at equal distances, the first part included. Each has at least one part, and is as
+        long as possible. The order is ascending.
         """
         records = [part.records for part in self.aggregates]
         if sum(records) <= most_records or len(records) <= 1:
@@ -68,7 +69,7 @@ class RunJournal:
     def events(self, stretch: range, ledger: Ledger) -> Iterator[tuple[int, AnyEvent]]:
         """Yield the numbered events of successive parts, after the ledger has applied them.
 
-        ``ledger`` is the ledger of ``state_before`` the stretch.
+        ``ledger`` is the ledger that ``state_before`` returns for the first part.
 
         Raises:
             JournalCorrupt: A segment is damaged.
@@ -81,12 +82,12 @@ class RunJournal:
         return self._read.state_before(position)
 
     def undone_to(self, after: int) -> float:
-        """Return the lowest version that parts after a position rewind to, or infinity if none."""
+        """Return the lowest version to which parts after a position rewind, or infinity."""
         found = (each.undone_to for each in self.aggregates[after + 1 :])
         return min((each for each in found if each is not None), default=math.inf)
 
     def parts_about(self, prompt_index: int) -> range:
-        """Return the parts from the first to the last that name a group, or none if no part can."""
+        """Return all parts from the first to the last one that may name a group. May be empty."""
         found = [
             position
             for position, part in enumerate(self.aggregates)

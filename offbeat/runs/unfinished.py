@@ -33,8 +33,9 @@ def last_summary(
 ) -> Summary:
     """Return the controller's summary. If it is unreadable, build and write one from the journal.
 
-    The journal has all of it except the syncs. A damaged summary is logged. A damaged journal is
-    added to the error, which does not hide the end of the run.
+    The journal has everything except the syncs. If the summary is damaged, this is logged. If the
+    journal is damaged, this is added to the summary's error, so that the end of the run is still
+    reported.
     """
     path = run_dir / SUMMARY
     try:

@@ -94,7 +94,7 @@ class GroupHistory(msgspec.Struct, frozen=True, kw_only=True):
     def to_text(self) -> str:
         """Format the history in 80 columns, with a final newline. A notebook shows it.
 
-        Times are of the day. A line has the date before the first moment of each day.
+        Times are times of day. A line with the date comes before the first moment of each day.
         """
         what = max(len(moment.what) for moment in self.moments)
         number = max(len("event"), *(len(str(moment.event)) for moment in self.moments))
@@ -157,13 +157,14 @@ class GroupHistories:
     """Histories of some groups, event by event.
 
     Each event is passed only to the groups that it may concern, so a thousand groups cost little
-    more than one.
+    more than one group.
     """
 
     def __init__(self, prompt_indices: Iterable[int], ledger: Ledger, driver: str = "") -> None:
-        """``ledger`` folds the events. It must have applied each event before ``take``.
+        """Create the histories of these groups.
 
-        ``driver`` is the driver of the incarnation that contains or precedes the first event.
+        ``ledger`` must have applied each event before the event is passed to ``take``. ``driver``
+        is the driver of the incarnation that contains or precedes the first event.
         """
         self._ledger = ledger
         self._workers = _LostWorkers()
@@ -187,7 +188,7 @@ class GroupHistories:
         self._version, self._until_unix_s = self._ledger.trainer_version, event.unix_s
 
     def of(self, prompt_index: int) -> GroupHistory:
-        """Return the history of one of the groups, without moments if it was never drawn."""
+        """Return the history of one of the groups. It is empty if the group was never drawn."""
         return GroupHistory(
             run_id=self._ledger.run_id,
             group=group_id(prompt_index),
@@ -223,8 +224,8 @@ class GroupHistories:
 class _LostWorkers:
     """Environment workers that were lost, in the order of the events.
 
-    No record names the worker of a group. So a group that was lost with its worker was on one of
-    the workers that were lost at some time since its dispatch.
+    No record names the worker of a group. But if a group was lost with its worker, this must be one
+    of the workers that were lost since the group's dispatch.
     """
 
     def __init__(self) -> None:
@@ -244,7 +245,7 @@ class _LostWorkers:
                 pass
 
     def since(self, events: int) -> Iterator[str]:
-        """Yield the workers that were lost at some time after this many of the events, and why."""
+        """Yield the workers that were lost after this many events, each with the reason."""
         for worker, (back_at, reason) in sorted(self._lost.items()):
             if back_at > events:
                 yield f"{worker} was lost: {reason}"
@@ -276,7 +277,7 @@ class _GroupHistoryBuilder:
     def describe(self, event: AnyEvent) -> Iterator[tuple[str, str]]:  # noqa: C901, PLR0912 - the table of events
         """Yield short and full descriptions of the applied event's effect on the group.
 
-        If the event names groups, it names this one.
+        If the event names groups, this group must be one of them.
         """
         group = self._ledger.groups.get(self.prompt_index)
         was, self._was = self._was, None if group is None else group.place
@@ -332,7 +333,7 @@ class _GroupHistoryBuilder:
     def _rewound(self, event: Rewound, was: Place | None) -> Iterator[tuple[str, str]]:
         """Describe a rewind.
 
-        Trained groups return, and so do ready groups with abandoned tokens.
+        Trained groups return. So do ready groups that have tokens of an undone version.
         """
         back = f"to version {event.target}, lineage {event.lineage}: {event.reason}"
         if was is None and self._was is not None:
@@ -349,7 +350,7 @@ def _at_step(event: Claimed | StepIntent | StepApplied) -> str:
 
 
 def _step_attempt(attempt: int) -> str:
-    """Return a step's attempt as its controller counts it. Its upper half is the incarnation."""
+    """Return a step's attempt as its controller counts it. The upper half is the incarnation."""
     incarnation, number = divmod(attempt, 1 << 32)
     return f"attempt {number}" + (f" of controller {incarnation}" if incarnation > 1 else "")
 

@@ -1,4 +1,4 @@
 """Staleness policies: admission, selection and eviction in one object, so they cannot disagree.
 
-They are pure: they turn numbers and receipts into decisions. The ledger records the decisions.
+Policies are pure: they turn numbers and receipts into decisions. The ledger records the decisions.
 """

@@ -32,7 +32,7 @@ BOUND: Final = "max_outstanding_groups"
 """Attribute that a policy must have."""
 
 _MISSPELT: Final = 0.87
-"""Similarity of two names above which one counts as a misspelling: one wrong letter of six."""
+"""Similarity of two names above which one counts as misspelt: one wrong letter in six."""
 
 
 class SamplerNotLoaded(FixableError):
@@ -47,16 +47,17 @@ class SamplerNotLoaded(FixableError):
 def load_custom(
     config: CustomSamplerConfig, groups_per_step: int, working_dir: Path
 ) -> CheckedSampler:
-    """Make the policy that the recipe names, and wrap it in checks.
+    """Create the policy that the recipe names, and wrap it in checks.
 
     Args:
-        config: ``target`` is imported, looking in ``working_dir`` first, and called with
-            ``groups_per_step``, ``max_staleness`` and the ``options`` as keyword arguments.
-        groups_per_step: Of the run.
+        config: Section of the recipe. ``target`` is imported, looking in ``working_dir`` first, and
+            called with ``groups_per_step``, ``max_staleness`` and the ``options`` as keyword
+            arguments.
+        groups_per_step: Groups per step of the run.
         working_dir: Where the user's modules are.
 
     Raises:
-        SamplerNotLoaded: Names the problem and the fix.
+        SamplerNotLoaded: The policy cannot be used. The error names the problem and the fix.
     """
     try:
         make = load_target(config.target, working_dir)
@@ -91,7 +92,7 @@ def _check_names(config: CustomSamplerConfig, policy: object, groups_per_step: i
 
     Raises:
         SamplerNotLoaded: A member is missing or misspelt. A misspelt method overrides nothing and
-            is never called, so the run would follow the base class.
+            is never called. So the run would use the method of the base class.
     """
     kind = type(policy).__name__
     a_kind = f"{'an' if kind[0] in 'AEIOU' else 'a'} {kind}"
@@ -113,7 +114,7 @@ def _check_names(config: CustomSamplerConfig, policy: object, groups_per_step: i
 
 
 def _misspelt(policy: object) -> Iterator[tuple[str, str]]:
-    """Yield each public member that resembles a protocol member, and that protocol member."""
+    """Yield each public member whose name resembles a protocol member, and that protocol member."""
     public = {name for name in dir(policy) if not name.startswith("_")}
     for name in sorted(public - {*METHODS, BOUND}):
         is_method = callable(getattr(type(policy), name, None))

@@ -29,8 +29,8 @@ class SamplerBroken(OffbeatError):
 class CheckedSampler:
     """Wraps the policy ``inner`` and raises ``SamplerBroken`` for any illegal answer.
 
-    The recipe's bound applies to any policy: no group past ``max_staleness`` is ever selected. It
-    cannot check that a policy admits enough, or that it selects in the end.
+    The recipe's bound applies to any policy: no group past ``max_staleness`` is ever selected. This
+    class cannot check that a policy admits enough groups, or that it eventually selects groups.
     """
 
     inner: Sampler
@@ -101,7 +101,7 @@ class CheckedSampler:
         place: str,
         known: Collection[int],
     ) -> list[int]:
-        """Return distinct prompt indices of groups that are at this place."""
+        """Check that these are distinct prompt indices of groups at this place, and return them."""
         answer: object = self._call(method, call)
         if not isinstance(answer, list | tuple):
             raise self._broken(method, answer, "a list of prompt indices")

@@ -14,8 +14,7 @@ class GroupFilter:
     """Refuses groups as the recipe requests, up to a limit per step.
 
     If every group of a prompt set were refused, the trainer would wait forever. So after
-    ``filters.max_per_step`` refusals a step accepts any group. Counts live as long as the
-    controller.
+    ``filters.max_per_step`` refusals a step accepts any group. Counts are lost with the controller.
     """
 
     def __init__(self, config: FilterConfig, groups_per_step: int) -> None:
@@ -30,9 +29,9 @@ class GroupFilter:
     def refusal(self, receipt: Receipt, batch: int) -> str | None:
         """Return why this group is not trained, as a counter's name, or None if it is trained.
 
-        Call it once per finished group, because a refusal counts for ``batch``: the group's target
-        batch, or the batch in progress. A group that is truncated and without variance counts as
-        ``truncated``, because truncation explains the missing variance.
+        Call this only once per finished group, because a refusal counts for ``batch``: the group's
+        target batch, or the batch in progress. A group that is truncated and without variance
+        counts as ``truncated``, because truncation explains the missing variance.
         """
         reason = self._reason(receipt)
         if reason is None or self.filtered(batch) >= self.limit:

@@ -19,15 +19,15 @@ class InOrder:
     """Batches in prompt order, at most ``max_lookahead`` ahead of the batch in training.
 
     A group is stamped with its target step at admission. It is admitted only if, sampled now, it
-    would still be within ``max_staleness`` when that step trains it: step t trains at version t -
-    1. With ``max_staleness`` 0 this is synchronous training.
+    would still be within ``max_staleness`` when that step trains it. (Step t trains at version t -
+    1.) With ``max_staleness`` 0 this is synchronous training.
 
     A batch holds exactly the prompts stamped for it. So a dropped prompt is replaced by a fresh
-    one, never by a group of a later step, and the step waits for its rollout.
+    prompt, never by a group of a later step. The step waits for the rollout of this prompt.
 
     If a stop ends a step early, the step leaves groups behind. They go first in the following
-    steps, and each group that they displace moves to the next step. Groups bound to no step are
-    treated the same way: a run resumed under this sampler may have some from another sampler.
+    steps, and each group that they displace moves to the next step. Groups that are bound to no
+    step are treated the same way. A resumed run may have such groups from another sampler.
     """
 
     groups_per_step: int
@@ -74,7 +74,7 @@ class InOrder:
         return past_bound(view, self.max_staleness)
 
     def in_flight_to_cancel(self, view: View, *, predictive: bool) -> list[int]:
-        """Return groups in flight past the bound. Other groups never make a group late."""
+        """Return groups in flight past the bound. No group is late because of other groups."""
         del predictive
         return past_bound_in_flight(view, self.max_staleness)
 

@@ -17,16 +17,16 @@ _TO_ANY_STEP: Final = Admission()
 
 @dataclass(frozen=True, slots=True)
 class Paced:
-    """Admits as many groups as can be trained before they grow too old.
+    """Admits as many groups as can be trained before they become too old.
 
     A group sampled at version o expires at o + ``max_staleness``, its *expiry*: it may be trained
-    while the trainer is at that version or an earlier one. All groups can be trained in time if and
-    only if, for every version w from the trainer's on (earliest deadline first)::
+    while the trainer is at that version or an earlier one. By earliest deadline first, all groups
+    can be trained in time if and only if, for every version w from the trainer's version on::
 
         groups with expiry <= w   <=   places in the steps trained at w or before
 
-    ``admit`` and ``may_dispatch`` keep that true when groups arrive. New samples expire last, so it
-    is enough to count all groups. ``select`` must keep it true when places are filled.
+    ``admit`` and ``may_dispatch`` keep this true when groups are added. New samples expire last, so
+    it is enough to count all groups. ``select`` must keep it true when places are filled.
     """
 
     groups_per_step: int
@@ -53,7 +53,7 @@ class Paced:
     def in_flight_to_cancel(self, view: View, *, predictive: bool) -> list[int]:
         """Return groups past the bound.
 
-        Every other group has its place, so there is nothing to predict.
+        Every other group has its place, so no group needs to be cancelled in advance.
         """
         del predictive
         return past_bound_in_flight(view, self.max_staleness)
@@ -66,8 +66,8 @@ class Paced:
 def places_until(view: View, version: int, groups_per_step: int) -> int:
     """Return the places in the steps trained while the trainer is at ``version`` or before.
 
-    They are the places left in the open step, plus whole later steps, minus the groups that these
-    steps go without.
+    They are the places left in the open step plus all places of later steps, minus the groups that
+    these steps are trained without.
     """
     trainer_version = view.trainer_version
     if version < trainer_version:

@@ -10,13 +10,13 @@ class Admission:
     """Room for one more group, and the step that the group is bound to."""
 
     target_step: int | None = None
-    """Step that must train the group; None: any step. A refused earlier step lowers it by one."""
+    """Step that must train the group, or None for any. A refused earlier step lowers it by one."""
 
 
 def earliest_step(target_step: int | None) -> int:
     """Return the first step that may train a group, or 0 if it is bound to no step.
 
-    A group without a target step is early for every step, so it goes first.
+    A group without a target step counts as earlier than every step, so it goes first.
     """
     return 0 if target_step is None else target_step
 
@@ -33,7 +33,7 @@ class OutstandingGroup(Protocol):
 
     @property
     def oldest_version(self) -> int:
-        """Return a lower bound on its tokens' weight versions, or -1 while it waits."""
+        """Return a lower bound on the weight versions of its tokens, or -1 while it waits."""
         ...
 
     @property
@@ -43,7 +43,7 @@ class OutstandingGroup(Protocol):
 
 
 Groups = Mapping[int, OutstandingGroup]
-"""Groups by prompt index, in the order they came into this mapping."""
+"""Groups by prompt index, in the order in which they entered this mapping."""
 
 
 class View(Protocol):
@@ -90,7 +90,7 @@ class View(Protocol):
 
     @property
     def batch_deficits(self) -> Mapping[int, int]:
-        """Return how many groups each step trains without, by step."""
+        """Return how many groups are missing from each step for good, by step."""
         ...
 
     @property
@@ -117,8 +117,8 @@ class View(Protocol):
 class Sampler(Protocol):
     """Protocol of a staleness policy.
 
-    It guarantees a bound, provided that every admitted group is claimed according to ``select`` or
-    leaves because of a failure. Then every trained token is at most ``max_staleness`` versions old.
+    A policy guarantees that every trained token is at most ``max_staleness`` versions old, provided
+    that every admitted group is claimed according to ``select`` or leaves because of a failure.
     """
 
     @property
@@ -136,8 +136,8 @@ class Sampler(Protocol):
     def may_dispatch(self, view: View, group: OutstandingGroup) -> bool:
         """Return whether a waiting group may go to an engine now, still in time to be trained.
 
-        It is True for a group just admitted. A group that returns after a failure or a rewind may
-        have to wait for newer weights.
+        It is True for a group that was just admitted. A group that returns after a failure or a
+        rewind may have to wait for newer weights.
         """
         ...
 
@@ -154,8 +154,8 @@ class Sampler(Protocol):
 
         Args:
             view: The run.
-            predictive: Whether to include groups that will be too old at their turn, because ready
-                groups before them fill every step until then.
+            predictive: Whether to include groups that will be too old when it is their turn,
+                because ready groups before them fill every step until then.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""Implements ``ready_first``: ready groups train first, and no group ever gets too old to train."""
+"""Implements ``ready_first`` and ``weight_fifo``: no group gets too old to be trained."""
 
 import heapq
 from collections.abc import Iterator
@@ -48,11 +48,11 @@ class ReadyFirst(Paced):
         return batch
 
     def _kept(self, view: View, versions: list[int]) -> list[int]:
-        """Return the places of the open step: each is for groups of one version or older ones.
+        """Return the places of the open step. Each is for groups of one version or older versions.
 
-        A version keeps as many places as the groups up to it need beyond their places in later
-        steps. A group uses the first place that fits, so the kept places are used last. If no place
-        is left for the newest versions, they have no entry.
+        A version keeps as many places as groups of this or older versions need beyond their places
+        in later steps. A group uses the first place that fits, so kept places are used last. If no
+        place is left for the newest versions, they have no entry.
         """
         kept, free, due = list[int](), max(0, view.groups_needed), 0
         held = view.versions
@@ -74,8 +74,8 @@ class WeightFifo(Paced):
     """Oldest weight version first, in arrival order within a version.
 
     No group is trained while a group of an older version is in flight, unless that group is past
-    the bound and cannot be trained any more. This is earliest deadline first, so every group for
-    which ``admit`` found a place is trained in time.
+    the bound and cannot be trained any more. This order is earliest deadline first, so every group
+    for which ``admit`` found a place is trained in time.
     """
 
     def select(self, view: View) -> list[int]:

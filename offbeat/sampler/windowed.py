@@ -17,12 +17,11 @@ from offbeat.sampler.policy import (
 
 @dataclass(frozen=True, slots=True)
 class Windowed:
-    """Any ready group of the last ``max_staleness`` versions. Older groups are discarded.
+    """Selects any ready group of the last ``max_staleness`` versions. Discards older groups.
 
     The window can train ``(max_staleness + 1) * groups_per_step`` groups, and
-    ``over_sampling_ratio`` times as many are admitted. The surplus is the cost of speed: long
-    rollouts are discarded more often, so trained responses are shorter on average than sampled
-    ones.
+    ``over_sampling_ratio`` times as many are admitted. This surplus has a cost: long rollouts are
+    discarded more often, so trained responses are shorter on average than sampled ones.
     """
 
     groups_per_step: int
@@ -60,11 +59,10 @@ class Windowed:
     def in_flight_to_cancel(self, view: View, *, predictive: bool) -> list[int]:
         """Return groups past the bound. ``predictive`` adds groups that no step can train in time.
 
-        A group has no step if enough ready groups that expire no earlier fill every step until
-        then.
-
-        These ready groups go first in either order. Ready groups that expire earlier do not count:
-        they may be gone by then and leave a place.
+        No step can train a group in time if enough ready groups that expire no earlier fill every
+        step until then. With and without ``freshest_first``, these ready groups are selected before
+        it. Ready groups that expire earlier do not count, because they may be gone by then and
+        leave a place.
         """
         late = past_bound_in_flight(view, self.max_staleness)
         if not predictive:

@@ -6,19 +6,19 @@ from typing import Final
 import msgspec
 
 WINDOW_STEPS: Final = 20
-"""Largest number of steps over which ``reward_first`` and ``reward_last`` are means."""
+"""Maximum number of steps over which ``reward_first`` and ``reward_last`` are averaged."""
 
 
 def count_window(steps: int) -> int:
-    """Return the steps of both windows: 20, or half of a run of fewer than 40, so that they differ."""
+    """Return the number of steps in each window: 20, or half of a run of fewer than 40 steps."""
     return max(1, min(WINDOW_STEPS, steps // 2))
 
 
 class AppliedStepHistory(msgspec.Struct):
     """Sums over the steps of the present lineage, in constant space.
 
-    Sums do not suffice to undo steps. On a rewind, the caller passes the staleness counts of the
-    undone steps and the rewards before them.
+    Sums are not enough to undo steps. So for a rewind, the caller passes the staleness counts of
+    the undone steps and the rewards before them.
     """
 
     first_rewards: list[float] = []  # msgspec copies the default for each instance
@@ -29,7 +29,7 @@ class AppliedStepHistory(msgspec.Struct):
         """Add one step.
 
         Args:
-            reward: Mean reward over its samples.
+            reward: Mean reward over the step's samples.
             staleness: Pairs of (versions behind, samples).
         """
         if len(self.first_rewards) < WINDOW_STEPS:
@@ -47,7 +47,7 @@ class AppliedStepHistory(msgspec.Struct):
                 del self.samples[behind]
 
     def cut(self, steps: int, last_rewards: Sequence[float]) -> None:
-        """Keep the rewards of the first ``steps`` steps. ``last_rewards`` ends these steps."""
+        """Keep the rewards of the first ``steps`` steps. ``last_rewards`` are the last of these."""
         del self.first_rewards[steps:]
         self.last_rewards = list(last_rewards[-WINDOW_STEPS:])
 

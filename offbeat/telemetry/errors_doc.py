@@ -3,7 +3,7 @@
 Usage: ``python -m offbeat.telemetry.errors_doc``.
 
 The classes are read from the sources, so no optional package is imported. A class is listed if its
-docstring has a paragraph ``Fix: ...``. Its first paragraph is the meaning.
+docstring has a paragraph ``Fix: ...``. The docstring's first paragraph is the meaning.
 """
 
 import ast
@@ -43,7 +43,7 @@ _SECTIONS: Final = {
     ),
     "Tests of your own parts": ("testing",),
 }
-"""Places of the package, by section of the page."""
+"""Paths in the package, by section of the page."""
 
 _HEAD: Final = """\
 # Errors

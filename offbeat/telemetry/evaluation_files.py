@@ -1,7 +1,7 @@
 """Evaluations on disk: ``evaluations/000120.parquet``, one row per sample.
 
-A file is renamed into place, so it is either complete or missing. A missing file tells the
-controller of a resumed run that the evaluation is not done.
+A file is renamed into place when it is complete, so it is either complete or missing. If it is
+missing, the controller of a resumed run knows that the evaluation is not done.
 """
 
 # pyright: basic
@@ -92,7 +92,7 @@ def evaluation_files(run_dir: Path) -> list[tuple[int, Path]]:
 
 
 def read_evaluation(path: Path) -> EvaluatedVersion:
-    """Read a file that ``EvaluationFiles`` wrote, without small copies of media.
+    """Read a file that ``EvaluationFiles`` wrote, except its small copies of media.
 
     Raises:
         OSError: The file cannot be read.
@@ -104,7 +104,7 @@ def read_evaluation(path: Path) -> EvaluatedVersion:
 
 
 def read_evaluated_row(path: Path, name: str, row: int) -> EvaluatedVersion | None:
-    """Read the samples of one row of a set, or return None if the evaluation has none.
+    """Read the samples of one row of a set. Return None if the evaluation has none.
 
     Raises:
         OSError: The file cannot be read.
@@ -187,7 +187,7 @@ def evaluation_metrics(evaluated: EvaluatedVersion) -> dict[str, float]:
 
 
 def render_scores(scores: Mapping[str, SetScores]) -> Table:
-    """Render one row per score of each set, with its standard error."""
+    """Render one row per set and score, with the standard error."""
     table = Table(box=None, pad_edge=False)
     for column in ("set", "score", "value", "std. error", "prompts", "samples"):
         table.add_column(column, justify="left" if column in ("set", "score") else "right")

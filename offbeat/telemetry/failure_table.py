@@ -1,4 +1,4 @@
-"""Declares the reasons of failed groups and the events of failures that a run survives.
+"""Declares the reasons for failed groups, and the log events of failures that a run survives.
 
 ``docs/errors.md`` is generated from these tables and from the docstrings of the error classes:
 ``python -m offbeat.telemetry.errors_doc``.
@@ -120,7 +120,7 @@ OTHER_REASONS: Final = (
     ("zero_variance", "`filters.zero_variance`"),
     ("truncated", "`filters.max_truncated_fraction`"),
 )
-"""Reasons for another rollout or for a drop that are not failures of a rollout."""
+"""Reasons to roll a group out again, or to drop it, that are not failures of a rollout."""
 
 EVENTS: Final = tuple(FailureEvent(*row) for row in (
     ("rollout.failed", "controller", "A rollout failed, with a reason.",

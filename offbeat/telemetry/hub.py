@@ -24,14 +24,15 @@ from offbeat.telemetry.tracker import SampleSink, Sink, TrackedRun, Tracker
 log = structlog.stdlib.get_logger()
 
 SPOOLED_RECORDS = 10_000
-"""Records that may wait for a sink, about 40 MB. Beyond it the sink loses its oldest record."""
+"""Records that may wait for a sink, about 40 MB. With more, the sink loses the oldest record."""
 
 
 class Telemetry:
     """Receives the metrics of each step; one thread per sink writes them.
 
-    The sinks are independent: a sink that raises or blocks neither delays nor loses the records of
-    another. The first sink writes ``metrics.jsonl``. It receives every record first, and its
+    The sinks are independent: if a sink raises or blocks, records of the other sinks are neither
+    delayed nor lost. The first sink writes ``metrics.jsonl``. It receives every record first, and
+    its
     record is complete.
     """
 
@@ -80,7 +81,7 @@ class Telemetry:
                 log.error("metric.undeclared", detail=str(undeclared(name)))
 
     def tallies(self) -> tuple[SinkCounts, ...]:
-        """Return the counts of records so far, per sink."""
+        """Return the record counts of each sink so far."""
         return tuple(writer.tally for writer in self._writers)
 
     def close(self, deadline_s: float) -> tuple[SinkCounts, ...]:
@@ -124,7 +125,7 @@ class Telemetry:
 
 
 class JsonlSink:
-    """Appends each record as one whole line: a record is never partial and never duplicated."""
+    """Appends each record as one complete line. A record is never partial and never duplicated."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -152,7 +153,7 @@ METRICS_FILE: Final = "metrics.jsonl"
 
 
 def run_telemetry(config: RunConfig, run: TrackedRun) -> Telemetry:
-    """Create the telemetry of a run, not started: ``metrics.jsonl`` and the recipe's trackers.
+    """Create, but do not start, a run's telemetry: ``metrics.jsonl`` and the recipe's trackers.
 
     Raises:
         PluginUnusable: The recipe names a tracker that cannot be used.
@@ -165,10 +166,10 @@ def run_telemetry(config: RunConfig, run: TrackedRun) -> Telemetry:
 
 
 def trackers_of(config: RunConfig) -> Iterator[tuple[str, Tracker[Any], Config]]:
-    """Yield name, tracker and section of each tracker that a recipe can configure or names.
+    """Yield name, object and section of each tracker that a recipe names or could configure.
 
     Raises:
-        PluginUnusable: It names a tracker that cannot be used.
+        PluginUnusable: The recipe names a tracker that cannot be used.
     """
     for name, tracker in all_trackers().items():
         yield name, tracker, getattr(config, name)

@@ -1,11 +1,10 @@
 """Configures the logging of a process: JSON lines into the run directory.
 
 Modules get their logger with ``structlog.stdlib.get_logger()`` and log events with fields. The
-standard library's loggers and ``warnings`` write to the same file.
+standard library's loggers and ``warnings`` write to the same file. Secrets are removed from texts
+before they are written.
 
-Removes secrets from texts before they are written.
-
-Also sets up the processes of a run.
+The module also sets up the processes of a run.
 """
 
 import atexit
@@ -36,7 +35,7 @@ from offbeat.messages.redaction import (
 
 
 class Redactor:
-    """Replaces known secrets and passwords in URLs in any text. Also finds JSON-escaped secrets."""
+    """Removes known secrets, also JSON-escaped ones, and passwords in URLs from any text."""
 
     def __init__(self, secrets: Iterable[str]) -> None:
         self._pattern = compile_secrets(set(secrets))
@@ -45,7 +44,7 @@ class Redactor:
     def from_environment(
         cls, environ: Mapping[str, str] = os.environ, config: RunConfig | None = None
     ) -> "Redactor":
-        """Create a redactor of all environment variables and recipe keys named like a secret."""
+        """Create a redactor for environment variables and recipe keys with the name of a secret."""
         named = set[str]() if config is None else of_recipe(config.model_dump())
         remember_secrets(named)
         return cls(of_environment(environ) | named)
@@ -160,10 +159,10 @@ _OPEN_BLOCKS: Final = _OpenBlocks()
 def log_to(
     process: str, log_dir: Path, *, run_id: str = "", redactor: Redactor | None = None
 ) -> Generator[None]:
-    """Log into a file in the block, then restore the previous logging.
+    """Log into a file within the block, then restore the previous logging.
 
-    A process has one logging configuration. If several runs have open blocks, all lines go to the
-    newest block.
+    A process has only one logging configuration. If several runs have open blocks, all lines go to
+    the file of the newest block.
 
     Args:
         process: Name of the file and a field of every line, as in ``configure_logging``.
@@ -258,8 +257,8 @@ _STDERR: Final = 2  # the descriptor, because a notebook's ``sys.stderr`` has no
 def prepare(name: str, run_dir: str, config: RunConfig | None = None) -> None:
     """Log into the run directory, and dump the stacks of all threads on SIGUSR1.
 
-    Ray shields its workers from Ctrl-C. Pass ``config`` in a process that has the whole recipe, so
-    that the log redacts the recipe's secrets too.
+    Ctrl-C needs no handling, because Ray shields its workers from it. In a process that has the
+    whole recipe, pass it as ``config``, so that the log redacts the recipe's secrets too.
     """
     redactor = Redactor.from_environment(config=config)
     logs = configure_logging(name, Path(run_dir) / "logs", redactor=redactor)
@@ -268,7 +267,7 @@ def prepare(name: str, run_dir: str, config: RunConfig | None = None) -> None:
 
 
 def dump_stacks_on_signal() -> None:
-    """Dump the stacks of all threads to stderr on SIGUSR1, instead of ending the process."""
+    """Dump the stacks of all threads to stderr on SIGUSR1 instead of ending the process."""
     faulthandler.register(signal.SIGUSR1, file=_STDERR)
 
 
@@ -276,8 +275,8 @@ def dump_stacks_on_signal() -> None:
 def pause_collections() -> Generator[None]:
     """Disable garbage collection in the block, which imports large libraries.
 
-    An import creates a million objects that stay and are not garbage. Collections would search them
-    again and again. Later collections also skip all objects that exist at the end of the block;
+    An import creates a million objects that are not garbage. Collections would search them again
+    and again. Later collections also skip all objects that exist at the end of the block;
     ``gc.unfreeze`` returns them to the collector.
     """
     was_enabled = gc.isenabled()
@@ -291,5 +290,5 @@ def pause_collections() -> Generator[None]:
 
 
 def new_incarnation(name: str) -> str:
-    """Return a unique name for this incarnation."""
+    """Return a unique name for a new incarnation."""
     return f"{name}-{os.getpid()}-{os.urandom(4).hex()}"

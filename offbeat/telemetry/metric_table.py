@@ -348,7 +348,7 @@ _OF_ENVIRONMENT: Final = re.compile(r"environment/[^/]+/([a-z_]+)")
 
 
 def declared_name(name: str) -> str:
-    """Return a metric's name in the table: ``eval/pass@K`` for the pass@4 of a set."""
+    """Return a metric's name in the table, such as ``eval/pass@K`` for the pass@4 of a set."""
     for prefix in _NAMED_BY_USER:
         if name.startswith(prefix):
             return f"{prefix}NAME"

@@ -1,6 +1,6 @@
 """Displays a run in progress: a live panel on a terminal, an occasional line elsewhere.
 
-In a notebook, one output with the reward curve is replaced at each status.
+In a notebook, each status replaces the output of the cell, which includes the reward curve.
 """
 
 import time
@@ -48,7 +48,7 @@ class NotebookPanel:
 
 
 def with_point(points: list[Point], status: Status) -> list[Point]:
-    """Return the curve with the status's point added; a long curve keeps every second point."""
+    """Return the curve with the status's point added. Of a long curve, keep every second point."""
     value = status.reward if status.loss is None else status.loss
     if value is None or (points and points[-1][0] >= status.step):
         return points
@@ -96,10 +96,10 @@ _PLAIN_EVERY_S: Final = 10.0  # seconds between two lines of an output other tha
 
 
 class ProgressDisplay:
-    """Shows each ``Status`` passed to it, between entering and leaving the context.
+    """Context manager that shows each ``Status`` passed to it.
 
-    With a ``file``, the status is also written to it. Without a panel, a line is printed every
-    ``plain_every_s``, at a new phase, and for the last step.
+    With a ``file``, the status is also written to this file. Without a panel, a line is printed
+    every ``plain_every_s`` seconds, at a new phase, and for the last step.
     """
 
     def __init__(
@@ -187,7 +187,7 @@ class ProgressDisplay:
 
 
 def _make_panel(console: Console) -> "TerminalPanel | NotebookPanel | None":
-    """Return the panel of a terminal or a notebook, or None to print lines."""
+    """Return the panel for a terminal or a notebook, or None to print lines instead."""
     if console.quiet:
         return None
     if console.is_jupyter:
@@ -263,7 +263,7 @@ def _state(status: Status) -> str:
 
 
 def _time(status: Status) -> str:
-    """Return the time since the run began, and the time left at its mean speed, if known."""
+    """Return the time since the run began and, if known, the time left at its mean speed."""
     if status.elapsed_s is None:
         return ""
     elapsed = f"{duration(status.elapsed_s)} elapsed"

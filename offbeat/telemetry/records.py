@@ -27,7 +27,7 @@ EVALUATION_MARK: Final = f'"{EVALUATION}'.encode()
 
 
 def is_evaluation(record: MetricRecord) -> bool:
-    """Return whether a record is of an evaluation, which may end several steps after its version."""
+    """Return whether a record belongs to an evaluation, which may end steps after its version."""
     return bool(record.metrics) and all(name.startswith(EVALUATION) for name in record.metrics)
 
 
@@ -49,7 +49,7 @@ def decode_line(line: bytes) -> MetricRecord:
     """Decode a line that ``encode_line`` wrote.
 
     Raises:
-        msgspec.DecodeError: Not a record.
+        msgspec.DecodeError: The line is not a record.
     """
     values = decode_json(line, dict[str, float | str])
     head = {name: float(values.pop(name)) for name in ("step", "version", "time_s")}

@@ -1,4 +1,4 @@
-"""Prints the final report of a run: rewards, throughput, and which part waited for which."""
+"""Prints the final report of a run: rewards, throughput, and which part waited for what."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -25,8 +25,8 @@ def render_summary(
 ) -> RenderableType:
     """Render the final table.
 
-    ``paths`` maps descriptions to the files that the run wrote. ``recipe`` has its values by key.
-    ``preview`` is the command or call that previews the run.
+    ``paths`` maps descriptions to the files that the run wrote. ``recipe`` has the recipe's values
+    by key. ``preview`` is the command or call that previews the run.
     """
     parts: list[RenderableType] = [_headline(summary, preview), _figures(summary, recipe or {})]
     if summary.staleness_histogram:
@@ -188,7 +188,7 @@ def _paths(paths: Mapping[str, Path]) -> Table:
 def whole_percents(shares: Mapping[str, float]) -> dict[str, int]:
     """Round shares to whole percents that sum to 100 exactly when the shares sum to 1.
 
-    They are rounded down, then the largest remainders are rounded up.
+    All are rounded down, except the ones with the largest remainders, which are rounded up.
     """
     percents = {name: int(share * 100 + 1e-9) for name, share in shares.items()}
     missing = round(sum(shares.values()) * 100) - sum(percents.values())

@@ -23,7 +23,7 @@ _LONGEST_PAUSE_S: Final = 30.0  # after many failed writes
 
 
 class SinkCounts(msgspec.Struct, frozen=True):
-    """Counts of one sink's records. Each is written, dropped or pending."""
+    """Counts of one sink's records. Each record is written, dropped or pending."""
 
     sink: str
     written: int
@@ -33,7 +33,7 @@ class SinkCounts(msgspec.Struct, frozen=True):
 
 
 class SinkWriter:
-    """Feeds one sink from a bounded spool, in order, and retries when it raises.
+    """Writes records from a bounded spool to one sink, in order, and retries if the sink raises.
 
     Only the producer's thread calls ``put`` and ``finish``. Only the writer's thread calls the
     sink. No lock is needed: the queue's put never waits, and every counter has one writer.
@@ -71,7 +71,7 @@ class SinkWriter:
     def finish(self) -> None:
         """Accept no more records.
 
-        The writer writes spooled records, but no longer retries after a failure.
+        The writer still writes spooled records, but does not retry after a failure.
         """
         if self._thread.ident is None:  # closed before it was started: write the spooled records
             self.start()
@@ -115,7 +115,7 @@ class SinkWriter:
             self._written += 1
 
     def _persist(self, call: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> bool:
-        """Repeat the call until it succeeds; return False if it failed and the run is over."""
+        """Repeat the call until it succeeds. Return False if it fails after the run has ended."""
         failures_before, pause_s = self._failures, _FIRST_PAUSE_S
         while True:
             try:

@@ -23,7 +23,7 @@ class NamedWait(msgspec.Struct, frozen=True):
 
 
 class IncidentLine(msgspec.Struct, frozen=True):
-    """Something that a user wants to know of, in words."""
+    """An event that a user wants to know of, in words."""
 
     number: int  # from 1, of one controller
     step: int  # in progress
@@ -33,7 +33,7 @@ class IncidentLine(msgspec.Struct, frozen=True):
 class Status(msgspec.Struct, frozen=True, kw_only=True):
     """Status that the controller reports about twice a second.
 
-    A figure is None until it exists.
+    A figure is None until it is known.
     """
 
     step: int  # optimizer steps done
@@ -62,7 +62,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
 STATUS_FILE: Final = "status.json"
 _EVERY_S: Final = 2.0
 ALIVE_WITHIN_S: Final = 15.0
-"""Maximum age of the file of a live run. Beyond it, several writes are missing: killed or hung."""
+"""Maximum age of a live run's file. If it is older, the run was killed or hangs."""
 log = structlog.stdlib.get_logger()
 
 
@@ -83,8 +83,8 @@ class StatusRecord(msgspec.Struct, frozen=True):
 class StatusFile:
     """Writes the latest status atomically, every two seconds at most.
 
-    The file is not made durable, because after a crash it shows only when the run was last alive. A
-    failed write is logged and never ends the run.
+    The file is not synced to disk, because after a crash it only shows when the run was last alive.
+    A failed write is logged and never ends the run.
     """
 
     def __init__(

@@ -8,13 +8,13 @@ import msgspec
 from offbeat.run_files.disk import DISK, Disk, unguessable_name
 
 FEW_SIGNALS: Final = 0.25
-"""Share of steps or groups with a signal below which a run, or a preview, warns."""
+"""If the share of steps or groups with a signal is below this, a run or a preview warns."""
 
 
 class GroupCounts(msgspec.Struct, frozen=True):
-    """Prompt groups by where they ended.
+    """Numbers of prompt groups by where they ended.
 
-    ``drawn`` is the sum of all others, dropped ones included.
+    ``drawn`` is the sum of all other numbers, dropped groups included.
     """
 
     drawn: int = 0
@@ -27,7 +27,7 @@ class GroupCounts(msgspec.Struct, frozen=True):
 
 
 class Syncs(msgspec.Struct, frozen=True):
-    """Weight syncs. Times are of the slowest engine."""
+    """Weight syncs. Times are those of the slowest engine."""
 
     count: int
     pause_s: float  # median; decoding was paused
@@ -38,9 +38,9 @@ class Syncs(msgspec.Struct, frozen=True):
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """Summary of a finished run, over all incarnations unless a field says otherwise.
 
-    A busy fraction and the waits next to it are fractions of the time since each incarnation's
-    first weights were served, and sum to 1. ``offbeat.telemetry.time_accounting`` defines each
-    wait.
+    A busy fraction and the waits next to it sum to 1. They are fractions of the time since the
+    first weights of each incarnation were served. ``offbeat.telemetry.time_accounting`` defines
+    each wait.
     """
 
     run_id: str
@@ -101,7 +101,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def signal_warning(self) -> str:
-        """Return a sentence on a run with a signal in no step or few steps, else no text."""
+        """Return a warning if no step of a run, or only few, had a signal, else no text."""
         if self.had_no_signal:
             return (
                 "No step had a signal: in each group all rewards were equal, so nothing was "
@@ -124,7 +124,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
         """Decode what ``to_json`` wrote.
 
         Raises:
-            msgspec.ValidationError: Not a summary.
+            msgspec.ValidationError: This is not a summary.
         """
         return msgspec.json.decode(text, type=cls)
 

@@ -53,7 +53,7 @@ TRAINER_LABELS: Final[Mapping[str, str]] = {
     TrainerTime.CHECKPOINT: "saving a checkpoint",
     TrainerTime.OTHER: "unattributed",
 }
-"""Names of a trainer's time for people, where they differ from the category."""
+"""Names for people of a trainer's time categories, if they differ from the category."""
 
 GENERATOR_LABELS: Final[Mapping[str, str]] = {
     GeneratorTime.EPISODES: "waiting for rewards",
@@ -62,7 +62,7 @@ GENERATOR_LABELS: Final[Mapping[str, str]] = {
     GeneratorTime.SYNC: "loading weights",
     GeneratorTime.OTHER: "unattributed",
 }
-"""Names of an engine's time for people, where they differ from the category."""
+"""Names for people of an engine's time categories, if they differ from the category."""
 
 
 class Bottleneck(enum.StrEnum):
@@ -82,7 +82,7 @@ class Bottleneck(enum.StrEnum):
 
 
 NOTICEABLE: Final = 0.25
-"""Maximum share of the time that waiting may be without being a bottleneck."""
+"""Maximum share of waiting that does not yet count as a bottleneck."""
 
 
 class TimeAccount:
@@ -118,8 +118,8 @@ class TimeAccount:
 class FleetTimeAccount:
     """Attributes the time of many actors, each to one category at a time.
 
-    The seconds by category sum to the time since each actor was added, over all actors. The cost of
-    a switch and of reading does not depend on the number of actors.
+    The seconds by category sum to the time since each actor was added, summed over all actors. The
+    cost of a switch and of reading does not depend on the number of actors.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -157,15 +157,20 @@ class FleetTimeAccount:
 
 
 class StepTimes:
-    """Splits the seconds by category among steps, although some are only known later.
+    """Splits the seconds by category among steps, although some are known only later.
 
-    An actor occasionally reports how long it computed. Until then that time counts for the other
-    categories in ``together``. A late report is credited to later steps. In each step no category
-    is negative and all sum to its duration. Over all steps the split is approximately right.
+    An actor occasionally reports how long it computed. Until the report, this time counts for the
+    other categories in ``together``. If the report comes late, the time is moved in later steps. In
+    each step, no category is negative and all of them sum to the step's duration. Over all steps
+    the split is approximately right.
     """
 
     def __init__(self, *together: str) -> None:
-        """``together`` lists categories. Their sum never falls; the late-reported one is first."""
+        """Create the splitter.
+
+        ``together`` lists categories whose sum never falls. The one that is reported late comes
+        first.
+        """
         self._together = together
         self._given = dict[str, float]()
 
@@ -185,7 +190,7 @@ class StepTimes:
 
 
 def fractions(seconds: Mapping[str, float]) -> dict[str, float]:
-    """Return shares of the total without zero entries; empty if the total is 0."""
+    """Return shares of the total, without zero entries. Return none if the total is 0."""
     total = sum(seconds.values())
     return (
         {name: value / total for name, value in seconds.items() if value > 0} if total > 0 else {}
@@ -195,7 +200,7 @@ def fractions(seconds: Mapping[str, float]) -> dict[str, float]:
 def serving_shares(
     trainer: Mapping[str, float], engines: Mapping[str, float]
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """Return the shares of trainer and engines without their start time; each sums to 1."""
+    """Return the time shares of trainer and engines, without their starts. Each sums to 1."""
     return (
         fractions({k: v for k, v in trainer.items() if k != TrainerTime.STARTING}),
         fractions({k: v for k, v in engines.items() if k != GeneratorTime.STARTING}),
@@ -247,10 +252,10 @@ def verdict(
 
 
 def tuning(bottleneck: str, recipe: Mapping[str, object]) -> list[str]:
-    """Return changes that may shorten the waiting, without changes that the recipe already has.
+    """Return changes that may shorten the waiting and that the recipe does not have yet.
 
     Args:
-        bottleneck: A ``Bottleneck``; any other text has no changes.
+        bottleneck: A ``Bottleneck``. For any other text there are no changes.
         recipe: All values of the run's ``config.yaml`` by dotted key.
     """
 

@@ -38,16 +38,17 @@ _PROCESSES_PER_INCARNATION: Final = 10
 class TraceEvents:
     """Creates the events of one incarnation of a controller.
 
-    A kind is a process and a lane is a thread. Perfetto draws a thread as a stack and drops a span
-    that crosses another, so an overlapping span goes to another thread of its lane. The observer
-    reports spans in the order of their ends: a lane has as many threads as spans overlap.
+    A kind is a process and a lane is a thread. Perfetto draws a thread as a stack and drops spans
+    that cross each other. So a span that overlaps with another one goes to a different thread of
+    its lane. The observer reports spans in the order of their ends, so a lane needs only as many
+    threads as spans overlap.
 
-    Groups are pairs of asynchronous events, because a viewer packs thousands of them into a few
+    Groups are pairs of asynchronous events, because viewers pack thousands of these into a few
     rows. Their ids begin with the prompt index. No time is negative.
     """
 
     def __init__(self, incarnation: int, offset_s: float) -> None:
-        """``offset_s`` is added to every time, so that the trace begins at 0."""
+        """Add ``offset_s`` to every time, so that the trace begins at 0."""
         self._first_process = incarnation * _PROCESSES_PER_INCARNATION
         self._suffix = f", incarnation {incarnation + 1}" if incarnation else ""
         self._offset_s = offset_s
@@ -58,7 +59,7 @@ class TraceEvents:
     def create(
         self, lane: Place, name: str, start_s: float, end_s: float | None, facts: Mapping[str, Any]
     ) -> Iterator[Event]:
-        """Yield the events of a span or, without an end, of a mark on the lane's first thread.
+        """Yield the events of a span. Without an end, it is a mark on the lane's first thread.
 
         A span that ends before it starts has no duration.
 
@@ -97,7 +98,7 @@ class TraceEvents:
         return process
 
     def _thread(self, lane: Place, process: int, start_us: float) -> Generator[Event, None, int]:
-        """Return the lane's first thread that is free from this time on. Name a new thread."""
+        """Return the lane's first thread that is free from this time on. If it is new, name it."""
         threads = self._lanes.setdefault(lane, {})
         for thread, free_us in threads.items():
             if free_us <= start_us:
@@ -129,10 +130,10 @@ _MARK: Final = f'"name":"{_BEGIN}"'.encode()
 
 
 class TraceJson:
-    """Appends events. After a write that raised, the next write cuts off its partial line.
+    """Appends events. If a write raised, the next write cuts off the partial line that it left.
 
-    The file is ``[``, then one event per line, each but the first after a comma, then ``]``. So it
-    can be read at any moment, and continued after a crash.
+    The file is ``[``, then one event per line, separated by commas, then ``]``. So it can be read
+    at any moment, and continued after a crash.
     """
 
     def __init__(self, path: Path) -> None:
@@ -142,7 +143,7 @@ class TraceJson:
         self._end = 0  # offset of the end of the last whole event
 
     def open(self, unix_s: float) -> tuple[int, float]:
-        """Create the file, or continue after its last whole event.
+        """Create the file, or continue after its last complete event.
 
         A file with different content is renamed to ``trace.json.unreadable``.
 
@@ -169,7 +170,7 @@ class TraceJson:
         return incarnation, began_unix_s
 
     def append(self, events: Sequence[bytes]) -> None:
-        """Write encoded events: all of them, or none as far as a later call can detect.
+        """Write encoded events. If that fails, a later call removes whatever was written of them.
 
         Raises:
             OSError: The write failed.
@@ -199,7 +200,7 @@ class TraceJson:
         self._end += len(content)
 
     def _scan(self) -> tuple[int, float]:
-        """Return the result of ``open`` and record the end of the last whole event."""
+        """Return the result of ``open``. Record where the last complete event ends."""
         incarnations, self.events, first = 0, 0, b""
         with self.path.open("rb") as file:
             self._end = len(file.readline())  # the line with [
@@ -216,7 +217,7 @@ class TraceJson:
 
 TRACE_FILE: Final = "trace.json"
 SPOOLED: Final = 200_000
-"""Spans and marks that may wait for the writer, about 80 MB. Further ones are left out."""
+"""Spans and marks that may wait for the writer, about 80 MB. Any further ones are left out."""
 
 MAX_EVENTS: Final = 2_000_000
 """Maximum number of events in the file, about 300 MB."""
@@ -228,7 +229,7 @@ _Spooled = tuple[Place, str, float, float | None, dict[str, str | float]]
 
 
 class TraceTally(msgspec.Struct, frozen=True):
-    """Counts of spans and marks. Each is written, left out or pending."""
+    """Counts of spans and marks. Each of these is written, left out or pending."""
 
     written: int
     left_out: int  # the spool or the file was full, or a time or fact was not a number
@@ -242,9 +243,10 @@ class TraceFile:
     ``span`` and ``mark`` append to a bounded spool: they never wait and never raise. Call them only
     from the controller's thread.
 
-    After ``close`` the file is valid JSON. Before, and after a crash, the array has no end: the
-    format allows that, and Perfetto and Chrome load it. Only a torn last event is lost. A later
-    controller of the run continues the same file and time axis, under new process numbers.
+    After ``close`` the file is valid JSON. Before that, and after a crash, the array has no end.
+    The format allows this, and Perfetto and Chrome load such a file. Only a torn last event is
+    lost. A later controller of the run continues the same file and time axis, under new process
+    numbers.
     """
 
     def __init__(
@@ -257,7 +259,7 @@ class TraceFile:
         unix_s: Callable[[], float] = time.time,
         pause: Pause = threading.Event.wait,
     ) -> None:
-        """``clock`` measures the times of spans and marks, in seconds."""
+        """Create the trace. ``clock`` measures the times of spans and marks, in seconds."""
         self._file = TraceJson(path)
         self._began_s, self._began_unix_s = clock(), unix_s()
         self._spooled, self._max_events, self._pause = spooled, max_events, pause

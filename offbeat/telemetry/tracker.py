@@ -1,7 +1,7 @@
 """Interface of a tracker: a plug-in that receives the metrics of each step.
 
 ``metrics.jsonl`` is the complete record. Trackers receive the same records. The recipe's models
-import this module, so it must not import them.
+import this module, so it must not import these models.
 
 Also defines the interface between a sink and the hub.
 """
@@ -41,7 +41,7 @@ class Sink(Protocol):
         ...
 
     def close(self) -> None:
-        """Flush and close. Called last, even after an ``open`` that raised."""
+        """Flush and close. This is the last call, even if ``open`` has raised."""
         ...
 
 
@@ -79,7 +79,7 @@ class TrackedRun:
     name: str
     run_dir: Path
     recipe: Mapping[str, Any]
-    """Redacted, so a tracker may show it."""
+    """The recipe without secrets, so a tracker may show it."""
     samples_per_step: int = 1
     working_dir: Path | None = None
     """Directory of the user's code, or None if unknown."""
@@ -87,7 +87,7 @@ class TrackedRun:
 
 @dataclass(frozen=True, slots=True)
 class ExportPlace:
-    """A sink for an export, its place, and the command that shows it."""
+    """A sink for an export, the place it writes to, and the command that shows the result."""
 
     sink: Sink
     where: str
@@ -104,7 +104,7 @@ class Tracker(ABC, Generic[S]):
     """Prefixes of environment variables that the tracker reads. Processes of a run receive them."""
 
     can_count_samples: ClassVar[bool] = False
-    """Whether its x axis can count samples: ``offbeat export --x-axis samples``."""
+    """Whether the tracker's x axis can count samples (``offbeat export --x-axis samples``)."""
 
     @abstractmethod
     def make_sink(self, section: S, run: TrackedRun) -> Sink | None:
@@ -116,7 +116,7 @@ class Tracker(ABC, Generic[S]):
         yield from ()
 
     def for_dry_run(self, section: S) -> Mapping[str, object]:
-        """Return the keys that a dry run changes, for example to make no connection."""
+        """Return the keys that a dry run changes, for example so that no connection is made."""
         del section
         return {}
 
@@ -126,7 +126,7 @@ class Tracker(ABC, Generic[S]):
         return {}
 
     def export_place(self, run: TrackedRun, output: str | None) -> ExportPlace | None:
-        """Return where ``offbeat export`` writes the metrics of an ended run, or None if it cannot.
+        """Return where ``offbeat export`` writes an ended run's metrics, or None if it cannot.
 
         ``output`` is the place that the user named.
 

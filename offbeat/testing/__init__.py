@@ -1,6 +1,7 @@
 """Proofs of plug-ins and of user code, for the tests of their authors.
 
-Each proof raises the error with which a run would refuse or end. Otherwise it returns nothing.
+If something is wrong, a proof raises the error with which a run would refuse to start, or would
+end.
 """
 
 from offbeat.testing.algorithms import prove_advantage, prove_loss

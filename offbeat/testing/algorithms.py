@@ -12,16 +12,17 @@ def prove_loss(
 ) -> None:
     """Prove that a run can use a loss: on random tokens, in any division into calls.
 
-    The loss must be finite, have a gradient, be reproducible and change no input. A token's loss
-    depends only on its sequence.
+    The loss must be finite, have a gradient and be reproducible. The function must not change its
+    inputs, and a token's loss must depend only on its sequence.
 
     Args:
         loss: The function that ``algorithm.loss.target`` would name.
-        options: Its second argument.
+        options: The loss's second argument.
         **keys: Other keys of ``algorithm.loss``, such as ``reference=True``.
 
     Raises:
-        LossRefused: It lacks one of these properties. The error names it, two figures and a fix.
+        LossRefused: It lacks one of these properties. The error names the property, two figures and
+            a fix.
     """
     from offbeat.algorithms.custom_loss import CustomLoss  # imports torch
     from offbeat.algorithms.loss_proof import prove_loss as prove

@@ -40,7 +40,7 @@ from offbeat.weight_sync.manifest import release_digest
 
 FENCE: Final = Fence("proof", 1)
 LOGPROB_ERROR: Final = 1e-3
-"""Nats by which a float32 engine may differ from a plain forward pass."""
+"""Maximum nats by which a float32 engine may differ from a plain forward pass."""
 
 T = TypeVar("T")
 _CHUNK_BYTES: Final = 1 << 20
@@ -49,10 +49,10 @@ _FLAT: Final = 100.0
 """Temperature at which every token is about equally probable for any model."""
 
 _MANY: Final = 16
-"""Number of requests to cancel: over two hundred tokens, even if samples end early."""
+"""Number of requests to cancel. They have over two hundred tokens, even if samples end early."""
 
 _FEW_TOKENS: Final = 200
-"""Maximum tokens drawn between a cancel and the next answer, by the step in progress."""
+"""Maximum tokens that the step in progress may draw between a cancel and the next answer."""
 
 
 def prove(
@@ -214,7 +214,7 @@ class _Proof:
                 self._check_logprobs(request, result, sample, version)
 
     async def _draws_by_the_seed(self, server: EngineServer) -> None:
-        """Check that a seed repeats its tokens, and that each sample draws different ones."""
+        """Check that the same seed gives the same tokens, and each sample gets different tokens."""
         one, again, other = [
             await self._generate(server, self._request(_FLAT, of=0, seed=seed))
             for seed in (7, 7, 8)
@@ -231,7 +231,7 @@ class _Proof:
         raise EngineRefused(self._subject, problem, fix)
 
     async def _ends_at_a_stop_token(self, server: EngineServer) -> None:
-        """Check that a sample ends with a token of ``stop_token_ids``, and keeps it."""
+        """Check that a sample ends with a token of ``stop_token_ids``, and keeps that token."""
         drawn = _samples(await self._generate(server, self._request(of=0, seed=7)))[0]
         ended = await self._generate(server, self._request(of=0, seed=7, stop=(drawn[0],)))
         if _samples(ended)[0] != drawn[:1] or ended.finish_reasons[0] != "stop":
@@ -243,7 +243,7 @@ class _Proof:
             raise EngineRefused(self._subject, problem, fix)
 
     async def _drops_requests_of_lost_weights(self, server: EngineServer, lost: int) -> None:
-        """Check that requests open during a failing release end, without its version."""
+        """Check that requests that are open during a failing release end, without that version."""
         release, is_over = self._with_a_wrong_canary(lost), asyncio.Event()
 
         async def ask() -> None:
@@ -308,7 +308,7 @@ class _Proof:
         seed: int | None = None,
         stop: tuple[int, ...] = (),
     ) -> GenerateRequest:
-        """Return the next request: of the next prompt, or of prompt ``of``."""
+        """Return the next request, for the next prompt or for prompt ``of``."""
         self._requests += 1
         ids = prompts(self.vocabulary)[self._requests % 4 if of is None else of]
         sampling = SamplingParams(
@@ -377,7 +377,7 @@ class _Proof:
         return Canary(asked, tokens, values, TOLERANCE_FLOAT32)
 
     def _with_a_wrong_canary(self, version: int) -> WeightRelease:
-        """Return new weights with the canary of the weights before."""
+        """Return new weights with the canary of the previous weights."""
         stale = self._canary()
         self._change()
         fresh = self._release(version)
@@ -406,7 +406,7 @@ def _damage(release: WeightRelease) -> WeightRelease:
 
 
 def _copy_with_many_ends(model: Path, copy: Path, vocabulary: int) -> range:
-    """Create a model directory of links with every second token as end id; return these ids."""
+    """Create a model directory of links, with every second token as end id. Return these ids."""
     end_ids = range(0, vocabulary, 2)
     copy.mkdir()
     for each in model.resolve().iterdir():

@@ -1,4 +1,4 @@
-"""Proves a kind of engine with releases of one model and requests to it: no run, no Ray."""
+"""Proves a kind of engine with releases of one model and with requests: no run, no Ray."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -30,21 +30,21 @@ def prove_engine(
 ) -> None:
     """Prove that engines serve exactly the weights of the version that they stamp.
 
-    Loads releases of the model and of changed weights, a damaged release, and a release with the
-    canary of different weights. Each token's logprob is compared with a plain forward pass under
-    the weights of its version. Also tests seeds, stop tokens, cancelled requests and requests that
-    are open while a release fails. Then a second engine, with many end ids in its copy of the
-    model, tests end ids.
+    The proof loads releases of the model and of changed weights, a damaged release, and a release
+    with the canary of different weights. Each token's logprob is compared with a plain forward pass
+    under the weights of the token's version. The proof also tests seeds, stop tokens, cancelled
+    requests and requests that are open while a release fails. Then end ids are tested with a second
+    engine, whose copy of the model has many end ids.
 
-    A step that never returns is reported after the deadline. It keeps its thread, and so its
-    process, because nothing in a process can end a thread. A server that blocks its event loop also
-    blocks the proof.
+    A step that never returns is reported after the deadline. Its thread, and therefore the process,
+    stays alive, because nothing in a process can end a thread. A server that blocks its event loop
+    also blocks the proof.
 
     Args:
         plugin: The object of the entry point.
         model: Directory of a small model, in float32.
         generator: Keys of section ``generator``.
-        deadline_s: Seconds in which the engine answers each call.
+        deadline_s: Seconds in which the engine must answer each call.
 
     Raises:
         EngineRefused: An engine breaks its contract.

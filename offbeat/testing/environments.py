@@ -28,7 +28,7 @@ def make_result(
 ) -> GenerateResult:
     """Return a consistent result: the token ids of each sample, packed end to end.
 
-    All tokens have one logprob and are of version 0, unless ``facts`` has others.
+    All tokens have the same logprob and version 0, unless ``facts`` has other values.
     """
     ids = [token for sample in samples for token in sample]
     usual: dict[str, Any] = {
@@ -51,7 +51,7 @@ ANSWERS: Final = ("", "0", "42", "The answer is 42.", "\n\n", '}{"', "ä漢🙂"
 
 
 class EnvironmentRefused(FixableError):
-    """An environment with groups that would fail, or rewards that are not a function of the answer.
+    """An environment whose groups would fail, or whose rewards are not a function of the answer.
 
     Fix: correct the environment as the message says.
     """
@@ -75,8 +75,8 @@ def prove_environment(
 
     Args:
         make: Returns the environment of one worker, not started.
-        tokenizer: Tokenizer of a model that would be trained.
-        rows: Data of some prompts.
+        tokenizer: Tokenizer of the model to be trained.
+        rows: Rows of some prompts.
         answers: Texts of the model, one per sample.
         max_turns: Turns of a ``MultiTurn``; the answer is the same in each.
         max_model_len: Longest sample [tokens].
@@ -157,7 +157,7 @@ def _compare(
 def _answering(
     tokenizer: Tokenizer, texts: Sequence[str], of_group: str
 ) -> Callable[[GenerateRequest], Awaitable[GenerateResult]]:
-    """Return an engine that answers a group with these texts, and a single sample with its text."""
+    """Return an engine that answers groups with these texts, and single samples with their text."""
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     ids = [[*tokenizer.encode(text, add_special_tokens=False), *end] or [0] for text in texts]
 

@@ -1,8 +1,7 @@
 """Proves a staleness policy by random moves of a run: no loop, no clock, no engine.
 
-The run has only its ledger, its engines' versions, and a staleness policy.
-
-The ledger records its events, like a journal in memory.
+The run has only a ledger, the versions of engines, and a staleness policy. The ledger records its
+events, like a journal in memory.
 """
 
 import random
@@ -49,7 +48,7 @@ ENGINES = 2
 class SamplerBench:
     """A run reduced to the moves that a sampler decides or sees. No model runs.
 
-    Engines load new weights one by one, so ``serving_version`` is the slower engine's version.
+    Engines load new weights one by one, so ``serving_version`` is the version of the slower engine.
     """
 
     def __init__(self, sampler: Sampler, groups_per_step: int) -> None:
@@ -117,7 +116,7 @@ class SamplerBench:
         self.ledger.dispatch(group.prompt_index, f"generator-{engine}", self.engines[engine])
 
     def commit(self, group: GroupRecord, *, begun_late: bool = False) -> None:
-        """Finish a group; ``begun_late``: it waited inside the engine until the last sync."""
+        """Finish a group. With ``begun_late``, it waited inside the engine until the last sync."""
         newest = max(group.oldest_version, self.engines[int(group.engine[-1])])
         oldest = newest if begun_late else group.oldest_version
         self.ledger.commit(receipt(group, oldest, newest))
@@ -138,7 +137,7 @@ class SamplerBench:
         self.ledger.applied(self.trainer_version + 1, 1)
 
     def drop(self, group: GroupRecord, step: int = 0) -> None:
-        """Drop a prompt. Train ``step`` without it; 0: a new prompt replaces it."""
+        """Drop a prompt. Train ``step`` without it, or with 0, replace it by a new prompt."""
         self.ledger.drop(group.prompt_index, DropReason.DATA, "reward_raised", shrinks=step)
 
     def evict(self) -> None:
@@ -174,7 +173,7 @@ class SamplerBench:
 
 
 def receipt(group: GroupRecord, oldest: int, newest: int) -> Receipt:
-    """Return a receipt of one sample with its first token of ``oldest``, its last of ``newest``."""
+    """Return a receipt of one sample, with first token of ``oldest`` and last of ``newest``."""
     return make_receipt(
         group.prompt_index,
         group.attempt,
@@ -192,10 +191,10 @@ def find_step(group: GroupRecord, run: SamplerBench, max_staleness: int) -> int:
 
 
 MOVES: Final = 200
-"""Moves of one run before failures end."""
+"""Number of moves of one run before failures end."""
 
 FAILURES: Final = 0.1
-"""Share of moves that are failures, and share of failures that lose the trainer."""
+"""Share of moves that are failures, and share of failures in which the trainer is lost."""
 
 STEPS_AFTER: Final = 12
 """Steps that must follow without failures."""
@@ -205,7 +204,7 @@ ROUNDS: Final = 8
 
 
 class SamplerRefused(FixableError):
-    """A policy with which a run would stall, or exceed the policy's own limit.
+    """With this policy a run would stall, or exceed the policy's own limit.
 
     Fix: correct the sampler as the message says.
     """
@@ -235,8 +234,8 @@ def prove_sampler(
         runs: Number of random runs; run N has seed N.
 
     Raises:
-        SamplerNotLoaded: It cannot be created.
-        SamplerBroken: A run cannot follow its answer.
+        SamplerNotLoaded: The policy cannot be created.
+        SamplerBroken: A run cannot follow an answer of the policy.
         SamplerRefused: A run stalls, or has more groups than ``max_outstanding_groups``.
     """
     target = find_name(sampler)

@@ -37,11 +37,11 @@ def prove_tracker(tracker: Tracker[Any], keys: Mapping[str, Any], folder: Path) 
 
     Args:
         tracker: The object of the entry point.
-        keys: Its section of a recipe.
-        folder: An empty folder: the directory of the run.
+        keys: Keys of the tracker's section in a recipe.
+        folder: An empty folder, used as the directory of the run.
 
     Raises:
-        TrackerRefused: It refuses its keys, a call raises, or it changes a record.
+        TrackerRefused: The tracker refuses its keys, raises in a call, or changes a record.
     """
     subject = type(tracker).__name__
     section = _validate(subject, tracker, keys, "its keys")

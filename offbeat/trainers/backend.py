@@ -1,21 +1,20 @@
 """Base class of the trainers of all backends: a split train step, and a state that can be saved.
 
 A backend implements how a step is begun, accumulated, finished and undone, and how its state is
-stored. This module implements the order of the calls (``step_guard``) and the counters.
-
-Order of the calls of a split train step, the same for every backend. Pure.
+stored. This module implements the counters and the order of the calls of a split train step
+(``StepGuard``), which are the same for every backend.
 
     state            begin                microbatch, finish           abort
     CLOSED           opens a newer        only repeats                 nothing to do
     OPEN             only repeats         the next one, or repeats     closes
     BROKEN           refused              only repeats                 closes
 
-A repeat is a key that already has a reply. The stored reply is returned and nothing runs. Replies
-are kept until the next attempt begins. A call that raises may have left half a microbatch in the
-gradients. The attempt is then BROKEN, and only an abort is accepted.
+A repeat is a call whose key already has a reply. The stored reply is returned and nothing runs.
+Replies are kept until the next attempt begins. A call that raises may have left half a microbatch
+in the gradients. So the attempt is then BROKEN, and only an abort is accepted.
 
-Attempts increase over the whole run. Steps may repeat, because a restored trainer repeats older
-steps. So only the attempt decides which of two keys is newer.
+Attempts increase over the whole run. Step numbers may repeat, because a restored trainer repeats
+older steps. So the attempt alone decides which of two keys is newer.
 """
 
 import enum
@@ -56,7 +55,7 @@ T = TypeVar("T")
 
 
 class StepCall(enum.StrEnum):
-    """The calls of a train step that carry a key and leave a reply."""
+    """The calls of a train step that have a key and a stored reply."""
 
     BEGIN = "begin_train_step"
     MICROBATCH = "train_microbatch"
@@ -87,8 +86,9 @@ class StepGuard:
         """Return the stored reply of a repeated key, else run ``work`` if this call is next.
 
         Raises:
-            StepAlreadyOpen: A begin while another attempt is open.
-            StepOutOfOrder: Not the next call, or the key's reply belongs to another call.
+            StepAlreadyOpen: The call begins an attempt while another attempt is open.
+            StepOutOfOrder: This is not the next call, or the key's reply belongs to a different
+                call.
             Exception: Any error of ``work``. After it, only an abort is accepted.
         """
         if key in self._replies:
@@ -111,8 +111,8 @@ class StepGuard:
     def abort(self, key: StepKey) -> bool:
         """Close the open attempt. Return True if one was open: the caller then undoes its work.
 
-        The key's attempt and all before it can never be begun again. An abort of an attempt older
-        than the open one is late and does nothing.
+        The key's attempt and all earlier ones can never begin again. If a newer attempt is open,
+        the abort is late and does nothing.
         """
         if key.attempt < self._last[1]:
             return False
@@ -124,7 +124,7 @@ class StepGuard:
     def close(self) -> None:
         """Discard the open attempt, if any, and all replies, which belong to discarded weights.
 
-        Older attempts than the newest are still refused.
+        Attempts older than the newest one are still refused.
         """
         self._state, self._replies = _State.CLOSED, {}
 
@@ -155,7 +155,7 @@ log = structlog.stdlib.get_logger()
 Advantages = Sequence[Sequence[float]]
 LogprobColumns = dict[str, NDArray[np.float32]]
 TopLogprobs = tuple[tuple[tuple[int, ...], ...], tuple[tuple[float, ...], ...]]
-"""Token ids and their natural logprobs: one tuple per prompt, most probable token first."""
+"""Token ids and their logprobs (natural log): one tuple per prompt, most probable token first."""
 COUNTERS: Final = "counters.json"
 
 
@@ -172,7 +172,7 @@ class LogprobRequest(TypedDict, total=False):
     """Logprobs are of softmax(logits / temperature)."""
 
     teacher: str | None
-    """Directory of the teacher model, which never changes. None, the default: no teacher."""
+    """Directory of the teacher model, which never changes, or None (the default) for no teacher."""
 
 
 def list_requested_columns(request: LogprobRequest) -> list[str]:
@@ -186,7 +186,7 @@ def list_requested_columns(request: LogprobRequest) -> list[str]:
 
 
 class _Counters(msgspec.Struct, frozen=True):
-    """Number of applied steps and key of the newest one, as stored in ``counters.json``."""
+    """Number of applied steps, and key of the newest one, as stored in ``counters.json``."""
 
     steps_applied: int
     last_applied: StepKey | None
@@ -195,9 +195,9 @@ class _Counters(msgspec.Struct, frozen=True):
 class TrainerBackend(ABC):
     """The trainer of one rank. Not safe to call from two threads.
 
-    A call that raises before the optimizer runs leaves weights and moments unchanged: the step may
-    be retried after an abort. A finish that raises may have changed some of them. Then only
-    ``load_state`` or ``reset`` restore a consistent trainer.
+    A call that raises before the optimizer runs leaves weights and moments unchanged. So the step
+    may be retried after an abort. A finish that raises may have changed some weights or moments.
+    Then only ``load_state`` or ``reset`` makes the trainer consistent again.
     """
 
     def __init__(self) -> None:
@@ -211,13 +211,13 @@ class TrainerBackend(ABC):
     # --- the step --------------------------------------------------------------------------------
 
     def make_chunk(self, groups: Sequence[Columns]) -> "TensorDictBase":
-        """Return groups as a chunk that this backend reads, without a copy of their columns."""
+        """Return groups as a chunk that this backend reads, without copying their columns."""
         from offbeat.transfer_queue.tensordict_codec import build_chunk  # noqa: PLC0415 -- torch
 
         return build_chunk(groups)
 
     def begin_train_step(self, key: StepKey, loss: LossSpec) -> None:
-        """Open a step with no gradients. Keys: ``offbeat.trainers.backend``."""
+        """Open a step with no gradients. The module's docstring describes the keys."""
         self._guard.once(key, StepCall.BEGIN, lambda: self._begin(loss))
 
     def train_microbatch(
@@ -236,7 +236,7 @@ class TrainerBackend(ABC):
             key: The next key of the step.
             chunk: This rank's groups (``make_chunk``), with the columns that the loss needs.
             advantages: One value per sample of each group.
-            minibatches: Minibatch of each group, from 0. Empty: all belong to the first.
+            minibatches: Minibatch of each group, from 0. If empty, all groups belong to the first.
         """
         parts = minibatches or (0,) * len(chunk)
         return self._guard.once(
@@ -247,8 +247,8 @@ class TrainerBackend(ABC):
         """Normalise and clip the gradients, check them, and update the weights.
 
         If the result is not ``applied``, weights, moments and schedule are unchanged. With several
-        optimizer steps, it is ``applied`` if at least one of them was. Minibatches that cannot be
-        applied are skipped.
+        optimizer steps, the result is ``applied`` if at least one of them was. Minibatches that
+        cannot be applied are skipped.
         """
         self._current_digest = None
         result = self._guard.once(key, StepCall.FINISH, self._finish)
@@ -270,7 +270,8 @@ class TrainerBackend(ABC):
     ) -> StepResult:
         """Run a whole step in one call.
 
-        The result equals that of any split. No step may be open.
+        The result is the same however a step is split into calls. No step may be open when this is
+        called.
         """
         if self._guard.is_open:
             raise RuntimeError("train() while a split step is open. Finish or abort it first")
@@ -320,7 +321,7 @@ class TrainerBackend(ABC):
         self.steps_applied, self.last_applied = 0, None
 
     def current_digest(self) -> str:
-        """Return ``weights_digest()``, computed at the first call after the weights changed.
+        """Return ``weights_digest()``. Compute it only at the first call after the weights changed.
 
         All ranks must call it together.
         """
@@ -329,7 +330,7 @@ class TrainerBackend(ABC):
         return self._current_digest
 
     def _check_initial(self, digest: str) -> None:
-        """Raise if ``model.path`` no longer holds the weights of this trainer's creation."""
+        """Raise if ``model.path`` no longer holds the weights that this trainer began with."""
         if digest != self.initial_digest:
             raise InitialWeightsChanged(self.initial_digest, digest)
 
@@ -353,7 +354,7 @@ class TrainerBackend(ABC):
     def identity(self) -> Identity:
         """Return the identity of this trainer's state.
 
-        Only a trainer with the same one loads it.
+        Only a trainer with the same identity can load the state.
         """
 
     @property
@@ -397,10 +398,10 @@ class TrainerBackend(ABC):
     ) -> TopLogprobs:
         """Return the most probable next tokens after prompts of equal length.
 
-        The current weights are used. ``quantize`` is a name of ``sync.quantize``: with it, each
-        matrix that it quantizes has the values that engines compute with. All ranks must call it
-        together, and the result of rank 0 counts. Weights and gradients of an open step are
-        unchanged.
+        The current weights are used. With ``quantize``, a format of ``sync.quantize``, each matrix
+        that this format quantizes has the values that engines compute with. All ranks must call it
+        together, and the result of rank 0 counts. Weights are unchanged, and so are gradients of an
+        open step.
         """
 
     @abstractmethod
@@ -439,11 +440,11 @@ class TrainerBackend(ABC):
 
 
 def log_failure(undo: Callable[[], None]) -> None:
-    """Call ``undo`` at the end of a step with a known outcome, and only log its errors.
+    """Call ``undo`` at the end of a step whose outcome is known, and only log its errors.
 
-    Otherwise the error would mask an error of the step, or make an applied update look failed, and
-    that update would be retried. The next step discards gradients first, and raises there if that
-    fails again.
+    If the error were raised, it would mask an error of the step, or make an applied update look
+    failed, so that it would be retried. The next step begins by discarding gradients. It raises
+    there if that fails again.
     """
     try:
         undo()

@@ -1,4 +1,4 @@
-"""CPU seconds of a trainer rank's process. Unlike wall time, machine load does not raise them."""
+"""CPU seconds of a trainer rank's process. Unlike wall time, they do not grow with machine load."""
 
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -19,7 +19,7 @@ class CpuTime:
         self._reported: tuple[Hashable, dict[str, float]] = (None, {})
 
     def report(self, key: Hashable) -> dict[str, float]:
-        """Return the metric of seconds since the last report, or the same one for the same key."""
+        """Return the seconds since the last report, or the same metric again for the same key."""
         if self._reported[0] != key:
             now_s, since_s = self._clock(), self._since_s
             named = {} if since_s is None else {_METRIC: now_s - since_s}
@@ -28,7 +28,7 @@ class CpuTime:
 
 
 def with_summed_cpu(metrics: Mapping[str, float], ranks: Sequence[StepResult]) -> dict[str, float]:
-    """Return ``metrics`` with the CPU seconds of all ranks, or without if a rank has none."""
+    """Return ``metrics`` with the CPU seconds of all ranks, or without them if a rank has none."""
     seconds = [rank.metrics[_METRIC] for rank in ranks if _METRIC in rank.metrics]
     others = {name: value for name, value in metrics.items() if name != _METRIC}
     return others | ({_METRIC: sum(seconds)} if len(seconds) == len(ranks) else {})

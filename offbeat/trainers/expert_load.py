@@ -2,9 +2,9 @@
 
 A loss over the counts of a microbatch would depend on how a step is split and laid out. Here the
 experts' shares are constant during a step: they come from the last applied step. So the loss is a
-plain sum over tokens, like every other loss. Only response tokens in rows are counted, because each
-occurs once however a step is packed. Padding and prompts may occur a different number of times,
-because samples may share a prompt.
+plain sum over tokens, like every other loss. Only response tokens are counted, because each occurs
+once, however a step is packed. Padding and prompts may occur a different number of times, because
+samples may share a prompt.
 
 Legend: L layers with experts, E experts, K experts per token, T tokens.
 """
@@ -28,13 +28,13 @@ SHARES: Final = "expert_shares"
 
 
 def loss_weights(sample_tokens: Ints, normalize: Normalize) -> Tensor:
-    """Return each token's weight in the router losses, equal to the policy loss, in float64.
+    """Return each token's weight in the router losses (the same as in the policy loss), in float64.
 
     Args:
-        sample_tokens: ``PackedRows.sample_tokens_RT``, or part of it, of any shape. Tokens that do
-            not count have 0 there and in the result.
-        normalize: The recipe's loss normalization. A trained token weighs 1, or its part of its
-            sample's mean.
+        sample_tokens: ``PackedRows.sample_tokens_RT``, or a part of it, in any shape. Tokens that
+            do not count are 0 there and in the result.
+        normalize: The recipe's loss normalization. A trained token weighs 1, or 1 divided by the
+            trained tokens of its sample.
     """
     tokens = torch.from_numpy(sample_tokens).double()
     if normalize == "sequences":
@@ -45,7 +45,8 @@ def loss_weights(sample_tokens: Ints, normalize: Normalize) -> Tensor:
 class ExpertLoad:
     """Counts of all layers over one optimizer step, and the shares of the last applied step.
 
-    Every rank has one and counts the tokens that it routes. Each token is counted on one rank.
+    Every rank has such an object and counts the tokens that it routes. Each token is counted on one
+    rank.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class ExpertLoad:
             experts: Number of experts per layer.
             config: Weights of the losses, and rate of the biases.
             device: Device where routers compute.
-            ranks: Ranks that hold the model. None: the whole world.
+            ranks: Ranks that hold the model, or None for the whole world.
         """
         self.config, self._ranks = config, ranks
         self._shares_LE = torch.full(
@@ -74,12 +75,12 @@ class ExpertLoad:
         self._metrics: dict[str, float] = {}
 
     def layer(self, index: int) -> "RouterLoad":
-        """Return the part of one layer. It shares this object's memory."""
+        """Return the part for one layer. It shares this object's memory."""
         rows = self._shares_LE[index], self._tokens_LE[index], self._sums_LM[index]
         return RouterLoad(self.config, *rows)
 
     def begin(self) -> None:
-        """Discard the counts of an optimizer step that was not applied."""
+        """Begin an optimizer step. Discard counts of a step that was not applied."""
         self._tokens_LE.zero_()
         self._sums_LM.zero_()
 
@@ -136,7 +137,7 @@ class ExpertLoad:
 
 
 class LoadSums(NamedTuple):
-    """Sums over the tokens that a router counted: one number each, or one per layer [L]."""
+    """Sums over the tokens that routers counted. Each is one number, or one per layer [L]."""
 
     tokens: Tensor
     entropy: Tensor  # of the scores
@@ -164,7 +165,7 @@ class RouterLoad:
             logits_TE: Logits of the experts.
             scores_TE: Scores of the experts, which add up to 1.
             chosen_TK: Indices of the experts of each token.
-            weight_T: ``loss_weights``. Each token with a nonzero weight counts as one.
+            weight_T: ``loss_weights``. Each token with a nonzero weight counts once.
         """
         wide_T = (weight_T > 0).to(self._tokens_E.dtype)
         each_TK = wide_T[:, None].expand_as(chosen_TK)
@@ -185,10 +186,9 @@ class RouterLoad:
     ) -> Tensor:
         """Return the weights unchanged.
 
-        Their backward pass adds the gradients of the router losses.
-
-        The losses are sums over tokens, each times its ``loss_weights``. They are divided at the
-        end of the step, with all gradients.
+        Their backward pass adds the gradients of the router losses. These losses are sums over
+        tokens, each multiplied by its weight from ``loss_weights``. The sums are divided at the end
+        of the step, like all gradients.
         """
         balance, flatness = self._config.load_balancing_coef, self._config.z_loss_coef
         if not self._config.has_losses:
@@ -218,7 +218,7 @@ def normalise_scores(logits_TE: Tensor, *, sigmoid: bool) -> Tensor:
 
 
 class _AddedLoss(torch.autograd.Function):
-    """Adds a loss to returned values: the loss has gradient 1 wherever their gradient is read."""
+    """Returns values unchanged. When their gradient is computed, the loss gets the gradient 1."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, loss: Tensor) -> Tensor:  # noqa: ANN401 -- torch's

@@ -4,11 +4,11 @@
     together    ....mlp.experts.gate_up_proj [E, 2I, H], ....mlp.experts.down_proj [E, H, I]
 
 Fused experts without a gate have ``up_proj`` [E, I, H] instead of ``gate_up_proj``. A trainer uses
-one of the two forms, and so does an engine. Both functions of a pair iterate over the tensors in
-the same order. They pass through tensors that are not experts or already have the wanted form. They
-keep the experts of only one layer in memory at a time.
+one of the two forms, and so does an engine. The functions keep the order of the tensors. Tensors
+that are not experts, or already have the wanted form, are passed through unchanged. Only the
+experts of one layer are in memory at a time.
 
-Legend: E experts, I columns of one, H hidden.
+Legend: E experts, I intermediate size of one expert, H hidden size.
 """
 
 import re
@@ -110,7 +110,7 @@ def regions_as_they_are(
 def regions_apart(
     held: Iterable[TensorRegion], shapes: Mapping[str, Shape]
 ) -> Iterator[TensorRegion]:
-    """Yield regions of fused experts as regions of the matrices of each expert, without a copy."""
+    """Yield regions of fused experts as regions of each expert's matrices, without a copy."""
     for each in held:
         found = _TOGETHER.fullmatch(each.name)
         if found is None or len(each.region.start) != _TOGETHER_AXES:
@@ -158,7 +158,7 @@ def _form(experts: str, matrices: Collection[tuple[str, int]]) -> tuple[int, boo
     """Return the number of experts and whether they have a gate.
 
     Raises:
-        UnjoinedExperts: A matrix exists only for some of them.
+        UnjoinedExperts: A matrix exists only for some of the experts.
     """
     count = 1 + max(number for _, number in matrices)
     is_gated = any(kind == "gate" for kind, _ in matrices)

@@ -21,11 +21,11 @@ import torch
 from offbeat.trainers.batches.packing import PADDING, PROMPT, PackedRows
 
 PER_WEIGHT: Final = 6
-"""FLOPs of a trained weight of a matrix per token: forward, and both gradients."""
+"""FLOPs per token for a trained weight of a matrix: forward, and both gradients."""
 
 PER_FROZEN_WEIGHT: Final = 4
 PER_DIMENSION: Final = 6
-"""FLOPs per token pair and head dimension: of queries and keys for the score, or of values."""
+"""FLOPs per token pair and head dimension, for scores (queries and keys) or for values."""
 
 PEAKS: Final = (
     ("H200", torch.bfloat16, 989e12),
@@ -43,9 +43,9 @@ PEAKS: Final = (
     ("RTX 4090", torch.bfloat16, 165e12),
     ("RTX 4090", torch.float32, 82.6e12),
 )
-"""Dense FLOP/s by part of the device's name and dtype, from the makers' data sheets.
+"""Dense FLOP/s by part of the device's name, and by dtype, from the makers' data sheets.
 
-float32 is without TF32. The first entry that matches counts.
+float32 means without TF32. The first entry that matches counts.
 """
 
 
@@ -72,7 +72,7 @@ class ModelFlops:
 
 
 def count_work(microbatches: Sequence[PackedRows], flops: ModelFlops | None) -> tuple[int, float]:
-    """Return tokens of microbatches without padding, and their FLOPs, 0 if not known."""
+    """Return the tokens of microbatches without padding, and their FLOPs (0 if not known)."""
     tokens = sum(tokens_and_pairs(each)[0] for each in microbatches)
     return tokens, 0.0 if flops is None else sum(map(flops.of, microbatches))
 

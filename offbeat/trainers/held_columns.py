@@ -1,4 +1,4 @@
-"""Columns of the groups of a call, which a rank receives with the call or ahead of it.
+"""Group columns of a call. A rank receives them with the call or ahead of it.
 
 Does not import torch, because the stub and the controller process import it.
 """
@@ -23,7 +23,7 @@ Places = Sequence[Sequence[tuple[int, int]]]
 class HeldColumns:
     """Buffer for columns that arrive ahead of their call.
 
-    It holds the columns of one call at most.
+    It holds the columns of at most one call.
     """
 
     def __init__(self) -> None:
@@ -86,10 +86,11 @@ def merge_columns(places: Places, payloads: Sequence[Sequence[Columns]]) -> list
 def read_groups(chunk: "TensorDictBase") -> list[Columns]:
     """Return the columns of each group of a chunk as read-only numpy views.
 
-    They may be in memory that other processes read, and tensors cannot be read-only.
+    The columns may be in memory that other processes read. Tensors could not be read-only, so these
+    are numpy arrays.
 
     Raises:
-        ColumnsMissing: They did not arrive.
+        ColumnsMissing: The columns did not arrive.
     """
     groups = cast("Sequence[Any]", chunk.unbind(0))  # tensordict is not fully typed
     return [{name: _view(tensor) for name, tensor in group.items()} for group in groups]

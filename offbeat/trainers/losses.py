@@ -1,4 +1,4 @@
-"""Losses of a rank by name: the built-in ones and the user's, which is loaded and checked."""
+"""Losses of a rank by name: the built-in losses and the user's, which is loaded and checked."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,7 +26,7 @@ def load_losses(spec: TrainerSpec) -> Mapping[str, Loss]:
 
     Raises:
         LossRefused: It cannot be imported, or lacks a property that training needs.
-        InputChanged: Its source has changed since the run began.
+        InputChanged: The loss's source has changed since the run began.
     """
     config = spec.config.algorithm.loss
     if not isinstance(config, CustomLossConfig):

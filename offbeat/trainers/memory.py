@@ -21,7 +21,7 @@ from offbeat.trainers.cpu_time import with_summed_cpu
 _METRIC: Final = "memory/peak_{}_bytes"
 _PREFIX: Final = _METRIC.partition("{")[0]
 RESERVED: Final = "reserved"
-"""Name next to the phases: memory that the allocator held, in use or not."""
+"""Name of an extra entry next to the phases: memory that the allocator held, in use or not."""
 _PHASES: Final = {
     "prepare_logprobs": "logprobs",
     "begin": "train",
@@ -47,7 +47,7 @@ class Meter(Protocol):
     def read_reserved(self) -> int | None:
         """Return the most bytes that the allocator held since ``start``, in use or not.
 
-        Return None if it is not known.
+        Return None if that is not known.
         """
         ...
 
@@ -56,7 +56,7 @@ class PeakMemory:
     """Collects the peak memory per phase of a step, over all sections of the phase."""
 
     def __init__(self, meter: Meter | None) -> None:
-        """Use ``meter``. Without one, the report is empty."""
+        """Create the collector. Without a ``meter``, the report is empty."""
         self._meter = meter
         self._peaks = dict[str, int]()
         self._reported: tuple[Hashable, dict[str, float]] = (None, {})
@@ -80,7 +80,7 @@ class PeakMemory:
         self._peaks[name] = max(self._peaks.get(name, 0), value)
 
     def report(self, key: Hashable) -> dict[str, float]:
-        """Return metrics of all phases since the last report, or the same ones for the same key."""
+        """Return metrics of all phases since the last report. The same key gets the same report."""
         if self._reported[0] != key:
             named = {_METRIC.format(name): float(peak) for name, peak in self._peaks.items()}
             self._reported, self._peaks = (key, named), {}
@@ -126,8 +126,8 @@ class CudaMeter:
 class ResidentMeter:
     """Measures the resident bytes of this process.
 
-    The peak counts from the start of the process if it is not on Linux, or if the kernel forbids
-    resetting the high-water mark. Then no phase is lower than an earlier one.
+    Outside Linux, or if the kernel forbids resetting the high-water mark, the peak counts from the
+    start of the process. Then no phase shows a lower value than an earlier phase.
     """
 
     def __init__(self, process: Path = Path("/proc/self")) -> None:

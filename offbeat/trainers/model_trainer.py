@@ -58,12 +58,12 @@ from offbeat.weight_sync.wire_format import find_wire_format
 
 
 def learning_rate(config: OptimizerConfig, applied: int, total: int) -> float:
-    """Return the learning rate of the step after ``applied`` of ``total`` steps in the run.
+    """Return the learning rate of the next step, after ``applied`` of ``total`` steps.
 
-    Warm-up rises linearly from 0 and reaches the peak at step ``warmup_steps``. Linear and cosine
-    then fall and reach ``min_learning_rate`` when the last step is done. ``wsd`` does so over
-    ``decay_steps``, by ``1 - sqrt`` (arXiv:2405.18392, section 3.1; Megatron-LM's ``minus_sqrt``).
-    Without a minimum, no step before the end has rate 0.
+    Warm-up rises linearly from 0 and reaches the peak at step ``warmup_steps``. Then ``linear`` and
+    ``cosine`` fall to ``min_learning_rate``, which they reach when the last step is done. ``wsd``
+    falls only in the last ``decay_steps``, by ``1 - sqrt`` (arXiv:2405.18392, section 3.1;
+    Megatron-LM's ``minus_sqrt``). Even with a minimum of 0, no step of the run has rate 0.
     """
     if applied < config.warmup_steps:
         return config.learning_rate * (applied + 1) / config.warmup_steps
@@ -91,17 +91,17 @@ class RankOptions(TypedDict, total=False):
     """Number of steps at which the learning-rate schedule ends."""
 
     seed: int
-    """Seed of the library's generators, for weights missing in the files. 0 by default."""
+    """Seed of the library's generators, for weights that are missing in the files. 0 by default."""
 
     peers: Peers | None
-    """The ranks of the world, whose process group exists. None, the default: one rank."""
+    """The ranks of the world, whose process group exists, or None (the default) for one rank."""
 
     losses: Mapping[str, Loss]
-    """Losses by the name that a recipe uses. By default the built-in ones."""
+    """Losses by the name that a recipe uses. By default the built-in losses."""
 
 
 class TrainedGroups(NamedTuple):
-    """One rank's groups of a chunk, in the form that its loss reads. None without groups."""
+    """One rank's groups of a chunk, in the form that its loss reads. Fields are None if empty."""
 
     batch: Batch
     inputs_of: Callable[[PackedRows, Tensor, Tensor], LossTokens]
@@ -118,8 +118,8 @@ def _advantage_sums(batch: Batch, advantages: Advantages) -> AdvantageSums:
 class ModelTrainer(TrainerBackend):
     """One rank's trainer of a model, built from parts: passes, updates and state.
 
-    Every rank of a world creates one. All make the same calls in the same order, each with its own
-    share of the groups, which may be empty. Results are equal on all ranks, except for
+    Every rank of a world creates a trainer. All ranks make the same calls in the same order, each
+    with its own share of the groups, which may be empty. Results are equal on all ranks, except for
     ``train_microbatch`` and ``prepare_logprobs``, which cover the share.
 
     One step, from the loss to the optimizer:
@@ -133,8 +133,8 @@ class ModelTrainer(TrainerBackend):
     5. ``Updates.step``: the optimizer divides the gradients by ``totals.denominator``, clips,
        steps.
 
-    With several optimizer steps (``LossSpec.optimizer_steps``), 2 only checks and holds the groups.
-    Then 4 repeats 3 to 5 for each minibatch of each epoch.
+    With several optimizer steps (``LossSpec.optimizer_steps``), item 2 only checks and holds the
+    groups. Then item 4 runs items 3 to 5 for each minibatch of each epoch.
     """
 
     # Every backend sets these
@@ -218,7 +218,7 @@ class ModelTrainer(TrainerBackend):
         return self.model_state.parameters
 
     def iterate_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield whole weights by Hugging Face name, in a fixed order, tied ones once.
+        """Yield whole weights by Hugging Face name, in a fixed order, tied weights once.
 
         All ranks must call it together.
         """
@@ -245,7 +245,7 @@ class ModelTrainer(TrainerBackend):
         self.model_state.reset()
 
     def current_digest(self) -> str:
-        """Return the digest like the base class. All ranks compute it if one of them has to."""
+        """Return the digest like the base class. If any rank has to compute it, all ranks do."""
         (is_unknown,) = self.peers.all_reduce_max([self._current_digest is None])
         if is_unknown:
             self._current_digest = None
@@ -312,7 +312,7 @@ class ModelTrainer(TrainerBackend):
     def _read(
         self, chunk: TensorDictBase, advantages: Advantages, sums: StepSums
     ) -> tuple[TrainedGroups | None, list[Any], ChunkResult]:
-        """Return this rank's groups as the loss reads them, their microbatches, and counts."""
+        """Return this rank's groups as input of the loss, their microbatches, and counts."""
         device = self.passes.facts.device
 
         def read() -> tuple[tuple[TrainedGroups | None, int], list[Any]]:
@@ -385,7 +385,7 @@ class ModelTrainer(TrainerBackend):
         return sums.totals(self.peers, contributes=self.passes.facts.leads_replica)
 
     def _update(self, totals: StepTotals, rate: float) -> tuple[float, str]:
-        """Return the gradient norm and why no update was made (equal on all ranks)."""
+        """Return the gradient norm, and why no update was made. Both are equal on all ranks."""
         if totals.refusal:
             return 0.0, totals.refusal
         applied, norm, movement = self.updates.step(totals.denominator, rate)

@@ -1,10 +1,10 @@
 """Check that an optimizer step changed some of the weights that it updates.
 
-The check finds an optimizer that updates different tensors than the model computes with. It also
-finds a learning rate below the resolution of float32. Such a run still looks like training: a
-finite loss, a gradient norm, new versions of the same weights. Up to 64 elements of each tensor are
-copied before the step and compared after it. So the check costs two small copies per step, for any
-model size.
+The check finds an optimizer that updates different tensors from the ones the model computes with.
+It also finds a learning rate below the resolution of float32. Such a run still looks like training:
+a finite loss, a gradient norm, new versions of the same weights. Up to 64 elements of each tensor
+are copied before the step and compared after it. So the check costs two small copies per step, for
+any model size.
 """
 
 from collections.abc import Iterable, Sequence
@@ -33,7 +33,7 @@ NOT_UPDATED: Final = Movement(moved=False, expected=0)
 
 
 class UpdateResult(NamedTuple):
-    """Result of an optimizer step. The weights were updated if and only if ``applied``."""
+    """Result of an optimizer step. The weights were updated only if ``applied`` is true."""
 
     applied: bool
     grad_norm: float  # after normalisation, before clipping
@@ -49,7 +49,7 @@ class MovementProbe:
         self._before = _sample(self._updated)
 
     def after(self, gradients: Sequence[Tensor | None]) -> Movement:
-        """Compare the sample with the weights. ``gradients`` lists the applied ones by tensor."""
+        """Compare the sample with the weights. ``gradients`` are the applied ones by tensor."""
         if not torch.equal(self._before, _sample(self._updated)):
             return Movement(moved=True, expected=0)
         expected = sum(
@@ -79,7 +79,7 @@ def _sample(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def _elements(tensor: Tensor) -> Tensor:
-    """Return elements spread evenly over the tensor; none if it is empty or not contiguous."""
+    """Return elements spread evenly over a tensor. Return none if it is empty or not contiguous."""
     if not tensor.numel() or not tensor.is_contiguous():
         return tensor.new_empty(0)
     return tensor.detach().view(-1)[:: -(-tensor.numel() // _SAMPLED)]

@@ -10,7 +10,7 @@ from offbeat.weight_sync.served import digest_loaded
 
 
 class NoTrainer:
-    """Trainer of a run that trains nothing. It has version 0, and no engine fetches its release."""
+    """Trainer of a run that trains nothing. Its version is 0, and no engine fetches its release."""
 
     def __init__(self, model_path: str) -> None:
         self._path = model_path

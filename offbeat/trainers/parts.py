@@ -1,8 +1,7 @@
 """Interfaces of the parts that a rank's trainer is built from: passes, updates and state.
 
-A backend builds the parts. A plug-in replaces or wraps one of them.
-
-Dtype and digest of a model's weights, the same for every backend.
+A backend builds the parts. A plug-in replaces or wraps one of them. Also defines the dtype and the
+digest of a model's weights, for every backend.
 """
 
 from abc import ABC, abstractmethod
@@ -61,10 +60,10 @@ class Passes(ABC, Generic[M]):
     facts: RankFacts
 
     def begin_step(self) -> None:
-        """Prepare for a step. Does nothing by default."""
+        """Prepare for a step. By default, do nothing."""
 
     def begin_update(self) -> None:
-        """Prepare for the first microbatch of an optimizer step. Does nothing by default."""
+        """Prepare for the first microbatch of an optimizer step. By default, do nothing."""
 
     def undo(self) -> None:
         """Undo changes by passes since ``begin_update``, except gradients. Nothing by default."""
@@ -75,11 +74,11 @@ class Passes(ABC, Generic[M]):
 
     @abstractmethod
     def cut(self, groups: Sequence[Columns], *, only_trained: bool) -> tuple[Batch | None, list[M]]:
-        """Return this rank's groups as a batch, None if it has no tokens, and its microbatches."""
+        """Return this rank's groups as a batch, or None without tokens, and the microbatches."""
 
     @abstractmethod
     def agree(self, during: str, read: Callable[[], tuple[T, list[M]]]) -> tuple[T, list[M]]:
-        """Return the result of ``read``, its microbatches followed by padding.
+        """Return the result of ``read``, with padding after its microbatches.
 
         Ranks that compute together then have equally many microbatches.
 
@@ -98,7 +97,7 @@ class Passes(ABC, Generic[M]):
     def logprobs(
         self, column: str, count: int, microbatches: Sequence[M], request: LogprobRequest
     ) -> NDArray[np.float32]:
-        """Return [count] log-probabilities under the model of a column, without gradients."""
+        """Return [count]: log-probabilities under the model of a column, without gradients."""
 
     @abstractmethod
     def top_logprobs(self, prompts: Sequence[Sequence[int]], count: int) -> TopLogprobs:
@@ -155,7 +154,7 @@ class ModelState(ABC):
 
     @abstractmethod
     def iterate_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield whole weights by Hugging Face name, in a fixed order. Tied ones occur once."""
+        """Yield whole weights by Hugging Face name, in a fixed order. Tied weights occur once."""
 
     @abstractmethod
     def metas(self) -> Iterable[tuple[str, tuple[int, ...], str]]:
@@ -167,14 +166,14 @@ class ModelState(ABC):
 
     @abstractmethod
     def quantize_weights(self, wire_format: WireFormat) -> AbstractContextManager[None]:
-        """Return a context that gives a format's matrices the values that engines compute with."""
+        """Return a context in which a format's matrices have the values that engines use."""
 
     @abstractmethod
     def export(self, directory: Path, *, file_bytes: int = FILE_BYTES) -> None:
         """Write a Hugging Face directory, atomically, with the tokenizer of the model path.
 
-        Rank 0 writes. It holds the tensors of one file of ``file_bytes`` and the tensors gathered
-        with them. An existing directory is replaced.
+        Rank 0 writes. It holds in memory the tensors of one file of ``file_bytes``, and the tensors
+        gathered with them. An existing directory is replaced.
 
         Raises:
             OSError: The disk of rank 0 failed. ``directory`` is unchanged.
@@ -219,7 +218,7 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 def shared_digest(weights: Iterable[tuple[str, Tensor]], peers: Peers, base: str = "") -> str:
-    """Return ``weights_digest`` on all ranks, which call it together. Only rank 0 hashes.
+    """Return ``weights_digest`` on all ranks. They must call it together; only rank 0 hashes.
 
     Gathering the weights may need all ranks. So the other ranks iterate too, without copying.
     """

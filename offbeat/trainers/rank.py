@@ -1,4 +1,4 @@
-"""One trainer rank, for any backend: fence, classified failures, a log of trained groups.
+"""One trainer rank, for any backend, with its fence, classified failures and log of trained groups.
 
 The log is independent of the ledger. The caller makes one call at a time, in the order of the
 controller's calls. The split step relies on that order.
@@ -61,8 +61,8 @@ class TrainedLog:
     """Append-only log of the applied steps and restores of one trainer.
 
     It has a line ``{"step", "attempt", "version", "prompt_indices"}`` per applied step, and
-    ``{"restored": version}`` per rewind. A rewind line undoes the training for later versions
-    before it. If the disk refuses a line, the line is missing and a warning is logged. The step is
+    ``{"restored": version}`` per rewind. A ``restored`` line undoes all earlier lines of later
+    versions. If the disk refuses a line, the line is missing and a warning is logged. The step is
     applied, or the trainer restored, nevertheless.
     """
 
@@ -102,13 +102,13 @@ MakeRank = Callable[[Peers], tuple[TrainerBackend, WeightSource]]
 class TrainerRank:
     """One trainer rank: a split step and a weight source.
 
-    It starts with the initial model, version 0. ``restore`` loads the state of a run. A finish that
-    raises (``TrainStepFailed`` during finish) may leave weights that match no version. Then only a
+    It starts with the initial model, version 0. ``restore`` loads the state of a run. If
+    ``finish_train_step`` raises ``TrainStepFailed``, the weights may match no version. Then only a
     restore helps.
 
-    Several ranks first form a process group: rank 0 is called with ``listen``, then all ranks with
-    ``join``. They receive the same calls in the same order, each with its share of the groups, and
-    execute each call together. After ``WorldBroken``, only new processes can continue.
+    Several ranks begin by forming a process group: ``listen`` is called on rank 0, then ``join`` on
+    all ranks. All ranks receive the same calls in the same order, each with its share of the
+    groups, and execute each call together. After ``WorldBroken``, only new processes can continue.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class TrainerRank:
         Args:
             spec: Spec of the rank.
             make: Creates the trainer and the source of its weights, once all ranks have joined.
-            place: Location where this process writes.
+            place: Directory to which this process writes.
             address: Returns the address at which other machines reach this one. Called only if
                 needed.
             cpu_clock: Returns the CPU seconds of the rank.
@@ -150,7 +150,7 @@ class TrainerRank:
     # --- several ranks ---------------------------------------------------------------------------
 
     def identity(self, fence: Fence) -> tuple[str, str]:
-        """Return the names of this incarnation and its process group, empty before it joins."""
+        """Return the name of this incarnation, and of its process group (empty before it joins)."""
         self._guard.check(fence)
         return self._incarnation, self._world
 
@@ -221,8 +221,9 @@ class TrainerRank:
     ) -> tuple[Any, ...]:
         """Publish a snapshot: ``(release without handles, handle, handle, ...)``.
 
-        The handles of its delta follow the release's handles, or None without a delta. With a
-        layout, this and later releases are cut for it. Training may continue at once.
+        The release's handles are followed by the handles of its delta, or by None without a delta.
+        If an engine layout is passed, this and later releases are cut for it. Training may continue
+        at once.
         """
         self._admit(fence)
         self._check_holds(version, TrainerCall.PUBLISH)
@@ -234,9 +235,9 @@ class TrainerRank:
         return with_handles_apart(published, self._sender.delta_handles)
 
     def hold(self, fence: Fence, number: int, *payloads: Sequence[Columns]) -> None:
-        """Receive the columns of the next call with groups, which refers to them by ``number``.
+        """Receive columns ahead of the next call with groups. That call names them by ``number``.
 
-        With several ranks, a lost object prevents only this call. The rank then reports the loss
+        With several ranks, a lost object makes only this call fail. The rank then reports the loss
         inside the next call. Otherwise the other ranks would wait for it in vain.
         """
         self._guard.check(fence)
@@ -245,7 +246,7 @@ class TrainerRank:
     def prepare_logprobs(
         self, fence: Fence, loss: LossSpec, places: Places, sent: int, *payloads: Sequence[Columns]
     ) -> tuple[tuple[tuple[str, ...], tuple[int, ...]], list[Columns]]:
-        """Return ``(column names, bytes of each group)``, and the columns written, per group.
+        """Return ``(column names, bytes of each group)``, and each group's columns.
 
         Without groups, the names are empty.
 
@@ -270,7 +271,8 @@ class TrainerRank:
     def begin_train_step(self, fence: Fence, key: StepKey, loss: LossSpec) -> None:
         """Open the step that follows the version of these ranks. Refuse any other step.
 
-        A rank that was restarted without the controller's knowledge has the initial model.
+        A rank that was restarted without the controller's knowledge has the initial model, so it
+        refuses.
         """
         self._admit(fence)
         if key.step != self._split.steps_applied + 1:
@@ -299,9 +301,10 @@ class TrainerRank:
             key: The next key of the step.
             prompt_indices: Prompt indices of the whole chunk, not only of the share.
             advantages: Advantages of the share's groups.
-            minibatches: Minibatch of each of the share's groups. Empty: all are in one.
+            minibatches: Minibatch of each of the share's groups. If empty, all groups are in one.
             places: Location of each group's columns in the payloads.
-            sent: Number of the ``hold`` that sent the payloads. 0: they are arguments of this call.
+            sent: Number of the ``hold`` that sent the payloads, or 0 if they are arguments of this
+                call.
             payloads: Lists of columns.
 
         Raises:
@@ -367,13 +370,14 @@ class TrainerRank:
         return self._together("checkpoint", save)
 
     def restore(self, fence: Fence, at_most: int) -> TrainerState:
-        """Load the newest checkpoint that verifies, or the initial model. Set newer ones aside.
+        """Load the newest intact checkpoint, or else the initial model. Set newer ones aside.
 
         An open step is dropped. The next begin may be of any step, with a new attempt.
 
         Raises:
-            CheckpointMismatch: That checkpoint belongs to another model, backend or schema.
-            CheckpointFailed: It could not be read, or its weights do not match its digest.
+            CheckpointMismatch: That checkpoint belongs to a different model, backend or schema.
+            CheckpointFailed: The checkpoint could not be read, or its weights do not match its
+                digest.
         """
         self._admit(fence)
         self._prompt_indices = {}
@@ -417,7 +421,8 @@ class TrainerRank:
     ) -> "TensorDictBase":
         """Return the groups in the form that the trainer receives.
 
-        Missing columns raise when they are read, inside the call of all ranks.
+        If columns are missing, the error is raised when they are read, inside the call of all
+        ranks.
         """
         brought = self._columns.take(fence, sent) if sent else payloads
         if brought is None:
@@ -487,8 +492,8 @@ class WorldEntry:
     def join(self, at: WorldRendezvous, enter: Callable[[Peers], None]) -> None:
         """Join the other ranks, and create this rank's part of the model with them.
 
-        This is a call, not a part of the constructor. Ray restarts an actor with its first
-        arguments, which would contain the port of a dead rank 0.
+        This is a separate call, not a part of the constructor, because Ray restarts an actor with
+        its original arguments. These would contain the port of a dead rank 0.
 
         Raises:
             WorldBroken: Not all joined in time. The same processes may try again.
@@ -516,7 +521,8 @@ class WorldEntry:
         """Return the address of this machine.
 
         Raises:
-            StartFailed: No local network interface has it, so no other rank could connect to it.
+            StartFailed: No local network interface has this address, so no other rank could connect
+                to it.
         """
         address = self._address()
         try:

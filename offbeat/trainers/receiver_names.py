@@ -1,7 +1,8 @@
 """Choice of the weight names that the engines of a run load, checked before the first step.
 
 An embedded engine is a module of transformers and has exactly the module's weights. An engine of a
-plug-in may load the names of the model's files, which may contain more than is trained.
+plug-in may load weights by their names in the model's files, which may contain more than the
+trained weights.
 """
 
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
@@ -58,7 +59,7 @@ def names_for_files(
     engine rejects unknown names at the first sync.
 
     Raises:
-        UntrainableModel: No known naming yields names that are all in the files.
+        UntrainableModel: Under every known naming, some names are missing in the files.
     """
     wanted = file_shapes(path)
     names = names_that_fit(metas, wanted)
@@ -106,13 +107,13 @@ def _shapes_by_naming(metas: Sequence[Meta]) -> list[tuple[ExpertNames, Shapes]]
 
 
 def name_in_files(name: str, files: Collection[str]) -> str:
-    """Return the name in the files, which may lack the base model's prefix."""
+    """Return a weight's name in the files, which may lack the base model's prefix."""
     short = name.partition(".")[2]
     return short if name not in files and short in files else name
 
 
 def _lacking(made: Shapes, wanted: Shapes) -> list[str]:
-    """Return the missing names. Names in files may lack the base model's prefix."""
+    """Return the names that the files lack. Names in files may lack the base model's prefix."""
     return [
         name
         for name, shape in made.items()

@@ -1,9 +1,9 @@
 """Weights of a checkpoint or a Hugging Face directory, from any backend, by name.
 
-state_N   of the torch trainer: its weights in the names of transformers, masters of 16-bit ones
-state_N   of a trainer of a plug-in: the names of the model's files
-step_N    an exported model, or any other Hugging Face directory: the names of its files
-adapter   PEFT's files, and a state of a trainer of adapters: the names of PEFT's files
+state_N   of the torch trainer: weights under transformers' names; float32 masters of 16-bit ones
+state_N   of a plug-in's trainer: weights under the names of the model's files
+step_N    an exported model, or any other Hugging Face directory: weights under its files' names
+adapter   PEFT's files, or a state of a trainer of adapters: weights under the names of PEFT's files
 """
 
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
@@ -76,7 +76,7 @@ def open_saved_weights(path: Path) -> SavedWeights:
     """Return the weights of a checkpoint or of a Hugging Face directory.
 
     Raises:
-        NoSavedWeights: It has no weights.
+        NoSavedWeights: The directory has no weights.
         OSError: A file cannot be read.
     """
     if (path / METADATA).is_file():
@@ -144,7 +144,7 @@ def _of_torch_state(path: Path) -> Iterator[Named]:
 
 
 def _file_name(key: str) -> str:
-    """Return a weight's name in files. Parts of a trainer may rename weights that they added."""
+    """Return a weight's name in files. A part of a trainer may rename weights that it added."""
     name = key.removeprefix(_WEIGHT)
     renamed = (part.name_in_files(name) for part in known_parts())
     return next((each for each in renamed if each is not None), name)

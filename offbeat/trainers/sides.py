@@ -1,4 +1,4 @@
-"""The two sides of an image-text model, by module, and a model that holds only one of them."""
+"""Divides an image-text model into two sides, and makes a model that holds only one of them."""
 
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false
@@ -36,7 +36,7 @@ class HeldElsewhere(nn.Module):
 
 
 def tower_modules(model: PreTrainedModel) -> list[str]:
-    """Return the names of the largest modules without a part of the decoder or the output head.
+    """Return the names of the largest modules that contain no part of the decoder or output head.
 
     Raises:
         UntrainableModel: A tensor belongs neither to the decoder nor to the tower.
@@ -60,7 +60,7 @@ def tower_modules(model: PreTrainedModel) -> list[str]:
 
 
 def keep_side(model: PreTrainedModel, side: Side) -> None:
-    """Replace the modules of the other side, so that only ``side`` has names and weights."""
+    """Replace the modules of the other side, so that the model has only the weights of ``side``."""
     if side is Side.LANGUAGE:
         dropped = tower_modules(model)
     else:

@@ -30,7 +30,7 @@ class TrainerSpec:
 
 @dataclass(frozen=True, slots=True)
 class WorldRendezvous:
-    """Address of the store through which the ranks of one world join. Rank 0 runs the store."""
+    """Address of the store through which the ranks of a world find each other. Rank 0 runs it."""
 
     world: str  # unique name of this world
     store: StoreAddress

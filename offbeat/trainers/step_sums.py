@@ -1,8 +1,7 @@
 """Sums of a step over its microbatches and ranks, normalised only when the step ends.
 
-Nothing is read from the device until then. A step needs one transfer and one collective.
-
-Minibatches of a step with several optimizer steps: their groups, and their combined result.
+Nothing is read from the device until then. A step needs one transfer and one collective. The module
+also holds the minibatches of a step with several optimizer steps, and combines their results.
 """
 
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
@@ -85,7 +84,7 @@ class StepTotals:
     def speed(self, peak: float | None) -> dict[str, float]:
         """Return metrics of device speed, mean over all ranks. Empty if the speed is unknown.
 
-        ``peak`` is the highest FLOP/s of a device. None: unknown.
+        ``peak`` is the maximum FLOP/s of a device, or None if unknown.
         """
         work = [each.work for each in self.ranks if each.work is not None]
         seconds = _device_seconds(work)
@@ -116,7 +115,7 @@ class StepTotals:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Return the metrics, reduced by kind. Metrics with divisor 0 are omitted."""
+        """Return the metrics, each reduced according to its kind. Omit those with divisor 0."""
         if not self.tokens:
             return {}
         kinds = {name: kind for each in self.ranks for name, (kind, _) in each.metrics.items()}
@@ -145,7 +144,7 @@ class StepTotals:
 
 
 def _device_seconds(work: Sequence[PassWork]) -> float:
-    """Return the seconds of all devices. Each device of a replica counts until its last is done."""
+    """Return the seconds of all devices. Each counts until its replica's last device is done."""
     seconds_by_replica = dict[int, list[float]]()
     for each in work:
         seconds_by_replica.setdefault(each.replica, []).append(each.seconds)
@@ -183,18 +182,18 @@ class StepSums:
             self._spread = sums.spread if self._spread is None else self._spread + sums.spread
 
     def count_chunk(self, tokens: int, sequences: int, compute_s: float) -> None:
-        """Count a chunk after its microbatches were added, with their compute time."""
+        """Count a chunk, and the compute time of its microbatches, after these were added."""
         self.tokens, self.sequences = self.tokens + tokens, self.sequences + sequences
         self.chunks, self.compute_s = self.chunks + 1, self.compute_s + compute_s
 
     def add_work(self, tokens: int, flops: float, seconds: Callable[[], float]) -> None:
-        """Add work of the replica's passes, without padding. The step's end calls ``seconds``."""
+        """Add the replica's work in passes, without padding. The step's end calls ``seconds``."""
         self._passes.append((tokens, flops, seconds))
 
     def totals(self, peers: Peers, *, contributes: bool = True) -> StepTotals:
-        """Return the sums over all ranks that contribute. All ranks must call it together, once.
+        """Return the sums over all contributing ranks. All ranks must call it together, once.
 
-        For other ranks, only the time of their passes counts.
+        For ranks that do not contribute, only the time of their passes counts.
         """
         gathered = peers.all_gather(self.own() if contributes else self._time_alone(), _RANK_SUMS)
         return StepTotals(self.loss.config, [each for each in gathered if each is not None])
@@ -267,18 +266,18 @@ class HeldGroups:
     def in_order(self, epochs: int) -> Iterator[tuple[TensorDictBase, Advantages]]:
         """Yield the minibatches in order, ``epochs`` times, including minibatches without groups.
 
-        Every rank yields equally many, so ranks that compute together stay in step.
+        Every rank yields the same number, so ranks that compute together stay in step.
         """
         for _ in range(epochs):
             yield from zip(map(stack_groups, self._groups), self._advantages, strict=True)
 
 
 def combine_outcomes(outcomes: Sequence[UpdateOutcome], loss: LossSpec) -> UpdateOutcome:
-    """Combine the optimizer steps of a step of the run. The result is applied if any of them was.
+    """Combine the outcomes of a step's optimizer steps. The result is applied if any of them was.
 
-    Loss and metrics cover all applied steps, with each token weighted equally. The norm is their
-    mean. Metrics that compare trainer and engine by token age come only from the first step,
-    because no engine has the weights of the later ones.
+    Loss and metrics cover all applied optimizer steps, with each token weighted equally. The
+    gradient norm is their mean. Metrics that compare trainer and engine by token age come only from
+    the first optimizer step, because no engine has the weights of the later ones.
     """
     if len(outcomes) == 1:
         return outcomes[0]
@@ -296,7 +295,7 @@ def combine_outcomes(outcomes: Sequence[UpdateOutcome], loss: LossSpec) -> Updat
 
 
 def update_metrics(outcomes: Sequence[UpdateOutcome]) -> dict[str, float]:
-    """Return counts of applied optimizer steps and refused minibatches, if a step has several.
+    """Return the numbers of applied optimizer steps and refused minibatches, if a step has several.
 
     A minibatch without a group, as in a short last batch, counts as neither.
     """

@@ -8,7 +8,7 @@ from offbeat.messages.failures import OffbeatError
 
 
 class TeacherMismatch(OffbeatError):
-    """The teacher of a recipe has a different tokenizer than the trained model.
+    """The teacher of a recipe has a different tokenizer from the trained model.
 
     Fix: use a teacher with the same tokenizer.
     """
@@ -28,7 +28,7 @@ def check_tokenizers(teacher: str | Path, student: str | Path) -> None:
     """Compare the tokenizer files of both directories.
 
     Raises:
-        TeacherMismatch: They differ, or one directory has none.
+        TeacherMismatch: The tokenizers differ, or one directory has none.
     """
     of_teacher, of_student = _digests(Path(teacher)), _digests(Path(student))
     if not of_teacher:

@@ -1,10 +1,4 @@
-"""Interface of a trainer backend that a plug-in provides.
-
-The models of a recipe import this module, so it imports none of them.
-
-Bytes that a trainer rank holds throughout a step, by kind.
-
-Interface of a part of a trainer that a plug-in replaces, in a section of ``trainer``.
+"""Interfaces of plug-ins for a trainer: a backend, or a part with a section of ``trainer``.
 
 The models of a recipe import this module, so it imports none of them.
 """
@@ -44,19 +38,19 @@ class TrainerPlugin(ABC):
     """Model of section ``trainer`` with this backend."""
 
     packages: ClassVar[Mapping[str, str]] = {}
-    """Packages that only this backend needs, with the extra of offbeat that installs each."""
+    """Packages that only this backend needs, each with the extra of offbeat that installs it."""
 
     why_not_local: str = "its ranks are actors of Ray"
-    """Why it cannot run in the process of ``runtime.backend=local``."""
+    """Why this backend cannot run in the process of ``runtime.backend=local``."""
 
     loads_parts: ClassVar[bool] = False
-    """Whether each rank loads only its part of the model, so no rank must hold the whole model."""
+    """Whether each rank loads only its part of the model, so that no rank holds the whole model."""
 
     gathers_everywhere: ClassVar[bool] = False
-    """Whether every rank gathers the whole model before rank 0 sends it, encoder ranks too."""
+    """Whether every rank (encoder ranks too) gathers the whole model before rank 0 sends it."""
 
     cuts_heads: ClassVar[bool] = False
-    """Whether tensor ranks beyond the number of key-value heads each hold a part of a head."""
+    """Whether more tensor ranks than key-value heads are allowed, each holding a part of a head."""
 
     def find_clashes(self, config: "RunConfig") -> Iterator[Clash]:
         """Yield incompatible settings. A dry run ignores them."""
@@ -74,15 +68,15 @@ class TrainerPlugin(ABC):
         yield from ()
 
     def check_frozen(self, model: "PreTrainedModel", patterns: Sequence[str]) -> None:
-        """Check that it can exclude the parameters that patterns match from training.
+        """Check that this backend can exclude from training the parameters that the patterns match.
 
         Raises:
-            UntrainableModel: It cannot.
+            UntrainableModel: It cannot do that.
         """
         del model, patterns
 
     def picture_families(self) -> Sequence[str]:
-        """Return the model families (``model_type``) that it trains with pictures."""
+        """Return the model families (``model_type``) that this backend trains with pictures."""
         return ()
 
     @abstractmethod
@@ -97,17 +91,17 @@ class TrainerPlugin(ABC):
         """Return the bytes of the rank that holds most of the recipe's model, or None if unknown.
 
         Raises:
-            UntrainableModel: It cannot train the model.
+            UntrainableModel: This backend cannot train the model.
         """
         del config
         return None
 
     def prepare_process(self, config: "RunConfig", stack: ExitStack) -> None:
-        """Import the library of a rank, which has a separate process.
+        """Import the backend's library in the process of a rank.
 
         Args:
             config: The recipe.
-            stack: Closed at the end of the process.
+            stack: Stack of contexts that is closed at the end of the process.
         """
         del config, stack
 
@@ -134,7 +128,7 @@ def find_trainer(backend: str) -> TrainerPlugin | None:
     """Return the plug-in of a backend, or None if the core has the backend.
 
     Raises:
-        PluginUnusable: No package provides it, or its import fails.
+        PluginUnusable: No package provides the backend, or its import fails.
     """
     if backend in CORE_BACKENDS:
         return None
@@ -176,24 +170,23 @@ class AddedModules(NamedTuple):
 
 
 class TrainerPart(ABC):
-    """Replaces a part of a trainer if the recipe uses it.
+    """Replaces a part of a trainer if the recipe uses this plug-in.
 
-    By default a part is active if the recipe has its section.
-
-    Methods that get a recipe are called only if the part is active.
+    By default it is active if the recipe has its section. Methods that get a recipe are called only
+    if it is active.
     """
 
     key: str
-    """Name of its section below ``trainer``."""
+    """Name of this part's section below ``trainer``."""
 
     section: type[Config] | None = None
-    """Model of its section. None: keys of the core decide whether it is used."""
+    """Model of its section, or None if keys of the core decide whether the part is used."""
 
     doc: str = ""
     """Documentation of its section."""
 
     backend: ClassVar[str | None] = None
-    """Name of the only backend with the section. None: every backend of a model has it."""
+    """Name of the only backend that has the section, or None if every backend of a model has it."""
 
     is_fixed: ClassVar[bool] = False
     """Whether the section cannot change when a run resumes."""
@@ -202,13 +195,13 @@ class TrainerPart(ABC):
     """Whether other libraries also have a section of this name. Then an unknown key may mean it."""
 
     packages: ClassVar[Mapping[str, str]] = {}
-    """Packages that only this part needs, with the extra of offbeat that installs each."""
+    """Packages that only this part needs, each with the extra of offbeat that installs it."""
 
     freezes_model: ClassVar[bool] = False
-    """Whether it freezes the model and trains weights next to it (its additions)."""
+    """Whether this part freezes the model and trains weights next to it (its additions)."""
 
     additions: ClassVar[str] = ""
-    """Word for its additions in findings."""
+    """Word that findings use for its additions."""
 
     size_key: ClassVar[str] = ""
     """Recipe key for the size of its additions."""
@@ -261,15 +254,12 @@ class TrainerPart(ABC):
         return 0
 
     def replace_parts(self, config: "RunConfig", rank: int, parts: "TorchParts") -> "TorchParts":
-        """Return the parts of a rank's torch trainer, with its own parts in place of some."""
+        """Return the parts of a rank's torch trainer. This part of the recipe replaces some."""
         del config, rank
         return parts
 
     def choose_trainer(self, config: "RunConfig", rank: int) -> Callable[..., Any] | None:
-        """Return the factory of a rank's trainer if a plug-in has its backend, else None.
-
-        None selects the backend's class.
-        """
+        """Return the factory of a rank's trainer, or None for the backend's own class."""
         del config, rank
         return None
 
@@ -284,12 +274,12 @@ class TrainerPart(ABC):
         return None
 
     def find_added(self, model: "nn.Module", module: str) -> AddedModules | None:
-        """Return the modules that replace a linear module, or None if it is not replaced."""
+        """Return the modules that replace a linear module, or None if it stays unchanged."""
         del model, module
         return None
 
     def name_in_files(self, parameter: str) -> str | None:
-        """Return the name in files of a parameter of its additions, else None."""
+        """Return the name in files for a parameter of the additions, None for other parameters."""
         del parameter
         return None
 

@@ -43,10 +43,10 @@ class FoundWeights:
 
 
 def found_weights(checkpoint: Path, model: Path) -> FoundWeights:
-    """Describe a training checkpoint. Only its manifest, names and shapes are read.
+    """Describe a training checkpoint. Only its manifest and its tensors' names and shapes are read.
 
     Raises:
-        UnfitWeights: It is not a training checkpoint, or belongs to another model.
+        UnfitWeights: The directory is not a training checkpoint, or belongs to a different model.
         CheckpointCorrupt, CheckpointMismatch: Its manifest cannot be read, or a file is missing.
         OSError: The disk cannot read.
     """
@@ -66,7 +66,7 @@ def write_initial_model(checkpoint: Path, model: Path, target: Path) -> None:
     Raises:
         UnfitWeights, CheckpointCorrupt, CheckpointMismatch: ``found_weights`` refuses the
             checkpoint, or a file has a different digest.
-        OSError: The disk failed, and no ``target`` was written.
+        OSError: The disk failed. ``target`` was not written.
     """
     found_weights(checkpoint, model)
     verify(checkpoint, _manifest(checkpoint).files)
@@ -108,7 +108,7 @@ def _open_saved(checkpoint: Path) -> SavedWeights:
 
 
 def _find_wanted(model: Path) -> Shapes:
-    """Return the shapes of the model's files, without an output head that its config ties."""
+    """Return the shapes in the model's files, without an output head that its config ties."""
     untied = readers(model).keys()
     return {name: shape for name, shape in file_shapes(model).items() if name in untied}
 

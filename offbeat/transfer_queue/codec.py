@@ -3,7 +3,7 @@
 The buffer has 64 bytes of preamble (magic, digest, total length, header length), the header, and
 the columns from the next multiple of 64. Each column starts on a multiple of 64 and is
 little-endian. The digest, xxh3_128, covers every byte after itself, padding included. The magic is
-compared too, so no changed byte remains unnoticed. The header is msgpack, so reading it runs no
+compared too, so a change of any byte is detected. The header is msgpack, so reading it runs no
 code.
 """
 
@@ -37,7 +37,7 @@ _ALIGNMENT: Final = 64  # a cache line, and the alignment that torch prefers
 
 
 class CorruptPayload(OffbeatError):
-    """Bytes that ``pack`` would not write: torn, damaged, or of another version.
+    """Bytes that ``pack`` would not write: torn, damaged, or from a different version.
 
     Fix: none: the group is rolled out again.
     """
@@ -76,7 +76,7 @@ _decoder: Final = msgspec.msgpack.Decoder(_Header)
 def pack(columns: Columns, memory: Bytes | None = None) -> Bytes:
     """Pack columns [rows] to bytes [nbytes]: in ``memory`` if they fit, else in new memory.
 
-    Columns are written without gaps, for any layout in memory.
+    Each column is written without gaps, whatever its strides in memory.
 
     Raises:
         SchemaError: A column has several axes, or an element type that the format lacks.
@@ -105,7 +105,7 @@ def pack(columns: Columns, memory: Bytes | None = None) -> Bytes:
 
 
 def unpack(buffer: bytearray | memoryview) -> dict[str, NDArray[Any]]:
-    """Return the columns [rows] of a payload as views of it. They are writable if it is.
+    """Return the columns [rows] of a payload as views. They are writable if the payload is.
 
     Raises:
         CorruptPayload: The bytes differ from the output of ``pack``.

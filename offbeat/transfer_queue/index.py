@@ -1,8 +1,8 @@
 """Index of the columns of groups: which exist, their size and location. Pure: no I/O, no clock.
 
-In the main job, the index belongs to the controller, and the ledger records which groups are
-claimed. Payload handles are opaque. In production they are object references owned by the
-controller's process. Dropping the last one frees the memory.
+The index belongs to the controller. (The ledger records which groups are claimed.) Payload handles
+are opaque. In production they are object references owned by the controller's process. Dropping the
+last reference frees the memory.
 """
 
 from collections.abc import Callable, Iterable
@@ -12,7 +12,7 @@ from offbeat.messages.failures import OffbeatError
 
 
 class StaleHandle(OffbeatError):
-    """An outdated handle: the queue has a newer attempt, another form of this one, or nothing.
+    """A handle is outdated: the queue has a newer attempt, another form of this one, or nothing.
 
     Fix: report it.
     """
@@ -51,7 +51,7 @@ class QueueIndex:
     """Maps each group to its payloads and columns.
 
     Between calls, ``bytes_held`` is the sum over all groups. A put is all or nothing. It replaces
-    an older attempt of the group, and is refused if it is older itself.
+    an older attempt of the group, and is refused if the index has a newer one.
     """
 
     def __init__(self, changed: Callable[[], None] = _nobody_waits) -> None:
@@ -102,7 +102,7 @@ class QueueIndex:
         Adding columns that exist changes nothing, so a repeated call is harmless.
 
         Raises:
-            StaleHandle: The group was cleared, or the index has another attempt of it.
+            StaleHandle: The group was cleared, or the index has a different attempt of it.
         """
         entry = self._entries.get(prompt_index)
         if entry is None or entry.attempt != attempt:
@@ -113,7 +113,7 @@ class QueueIndex:
             self.bytes_held += payload_bytes
 
     def drop_added(self, prompt_indices: Iterable[int]) -> None:
-        """Drop the added columns of the groups. They are valid for only one trainer version."""
+        """Drop the columns added to these groups. They are valid for only one trainer version."""
         for prompt_index in prompt_indices:
             added = self._entries[prompt_index].parts[1:]
             self.bytes_held -= sum(part.payload_bytes for part in added)

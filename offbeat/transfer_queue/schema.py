@@ -3,13 +3,13 @@
 A group's payload is a plain ``dict[str, ndarray]`` of packed columns. Legend: G samples of the
 group, B branches over all samples, P prompt tokens (stored once and shared by all samples), N
 response tokens over all branches. Ragged columns share one ``response_offsets``: branch i owns
-values ``[offsets[i], offsets[i + 1])``. A sample is one branch unless ``branch_samples`` assigns
-several: an agent that rewrites its history produces several. They are adjacent and in sample order.
-In a multi-turn sample, tokens of later observations are response tokens with ``loss_mask`` False.
-So are tokens that an earlier branch of the sample trains.
+values ``[offsets[i], offsets[i + 1])``. A sample is one branch, unless ``branch_samples`` assigns
+several branches to it. (An agent that rewrites its history produces several.) Branches are in the
+order of their samples. In a multi-turn sample, tokens of later observations are response tokens
+with ``loss_mask`` False. So are tokens that an earlier branch of the sample trains.
 
 A prompt with media has further columns, once per group. Their names start with ``media_``. Only the
-option that makes them knows their number, types and meaning.
+plug-in that makes them knows their number, types and meaning.
 """
 
 import enum
@@ -84,14 +84,15 @@ ROLLOUT_COLUMNS: Final = tuple(
 )
 """The columns of every group that an engine has sampled."""
 RECORDED_COLUMNS: Final = tuple(name for name in ROLLOUT_COLUMNS if name != GENERATION_LOGPROBS)
-"""The columns of a group without sampling by an engine. Its token probabilities are unknown."""
+"""The columns of a group that no engine has sampled. Its token probabilities are unknown."""
 
 
 def check(columns: Columns, required: Iterable[str] = ROLLOUT_COLUMNS) -> None:
-    """Check a group's columns: present, typed, of matching lengths, finite, well-ordered.
+    """Check a group's columns: presence, types, matching lengths, finite values, order.
 
     Raises:
-        SchemaError: Names the first invalid column, its value and the expected one.
+        SchemaError: A column is invalid. The error names the first one, its value and the expected
+            value.
     """
     for name in required:
         if name not in columns:
@@ -121,10 +122,10 @@ def check(columns: Columns, required: Iterable[str] = ROLLOUT_COLUMNS) -> None:
 
 
 def check_medium(name: object, values: object) -> None:
-    """Check that a media column is a finite array with one axis, without reading its meaning.
+    """Check that a media column is a finite array with one axis, without interpreting it.
 
     Raises:
-        SchemaError: It is not, or its name is not the name of a media column.
+        SchemaError: It is not such an array, or its name is not the name of a media column.
     """
     if not isinstance(name, str) or not name.startswith(MEDIA_PREFIX):
         raise SchemaError(str(name), "not declared", f"a name that starts with {MEDIA_PREFIX}")

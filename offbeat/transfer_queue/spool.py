@@ -1,12 +1,12 @@
 """Spool: finished groups on disk, so that they survive a restart of the controller.
 
-A producer appends to one segment at a time. A file per group would cost a hundred times more,
+A producer appends to one segment at a time. One file per group would cost a hundred times more,
 mostly for creating the file. The receipt of a group names its location and digest. It is issued
-only once all bytes are written, so no temporary file is needed: a torn write has no receipt, and
+only once all bytes are written. So no temporary file is needed: a torn write has no receipt, and
 the digest detects any other damage.
 
-Nothing is synced, because the spool must survive processes, not a power cut. A lost group is rolled
-out again. Pure except for the files: no clock, no thread.
+Nothing is synced to disk, because the spool must survive the end of processes, but not a power cut.
+A lost group is rolled out again. Pure except for the files: no clock, no thread.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ FOLDER: Final = "spool"
 """Directory of the spool in a run directory."""
 
 SEGMENT_BYTES: Final = 16 * 2**20
-"""Size at which a new segment is started. It bounds the other disk space that one group keeps."""
+"""Size at which a new segment is started. It limits the disk space that one group keeps in use."""
 _SUFFIX: Final = ".spool"
 
 
@@ -50,7 +50,7 @@ def segment_name(producer: str, incarnation: str, number: int) -> str:
 
 
 def parts(segment: str) -> tuple[str, str, int]:
-    """Parse a segment's name into producer, incarnation and number."""
+    """Split a segment's name into producer, incarnation and number."""
     producer, incarnation, number, _ = segment.split(".")
     return producer, incarnation, int(number)
 
@@ -71,7 +71,7 @@ class SpoolWriter:
         Args:
             directory: Directory of the run's spool. Created if missing.
             producer: Name of the process, the same after a restart. Must not contain a dot.
-            incarnation: Name of the process' present start, unique for this producer. Must not
+            incarnation: Name of this start of the process, unique for the producer. Must not
                 contain a dot.
             segment_bytes: Size at which a new segment is started.
         """
@@ -128,7 +128,7 @@ class SpoolWriter:
         self._written += len(packed)
 
     def _give_back(self, offset: int) -> None:
-        """Free the space of a refused group, and the segment if it holds no other group."""
+        """Free the space of a refused group. Remove the segment if it has no other group."""
         with contextlib.suppress(OSError):
             if offset:
                 os.truncate(self._directory / self._segment, offset)

@@ -1,11 +1,10 @@
 """Controller's side of the spool: groups of a lost owner become payloads of this process.
 
-Reference counts of spool segments. A segment with a referenced group is needed. Pure.
-
-A segment is released as a whole, once none of its groups is referenced and its producer writes to
-another one. So the referenced groups, one segment per producer, and the groups in the same segments
-bound the disk usage. If all groups of a segment were cancelled before their replies, no receipt
-ever names it. It is found among the files once its producer is known to write to a later one.
+References to groups are counted by segment. A segment is removed as a whole, once none of its
+groups is referenced and its producer writes to another segment. So disk usage is limited to the
+segments with referenced groups, plus one segment per producer. If all groups of a segment were
+cancelled before their replies, no receipt ever names the segment. It is found among the files once
+its producer is known to write to a later one.
 """
 
 import contextlib
@@ -27,7 +26,7 @@ _DOTS = 3  # number of dots in the name of a segment
 
 
 class Hold:
-    """Reference that keeps one group on disk while it lives. Stored next to the payload."""
+    """Reference that keeps one group on disk as long as it exists. Stored next to the payload."""
 
     __slots__ = ("_let_go", "_segment")
 
@@ -40,7 +39,7 @@ class Hold:
 
 @dataclass(frozen=True, slots=True)
 class PassedOver:
-    """Removable segments of a producer: unreferenced, with a later segment. Thread-safe."""
+    """Removable segments of a producer: unreferenced, followed by a later one. Thread-safe."""
 
     producer: str
     incarnation: str
@@ -63,7 +62,7 @@ class Holds:
     """Counts references by segment. All methods belong to one thread."""
 
     def __init__(self, needed: Iterable[str] = ()) -> None:
-        """``needed`` lists segments that a former controller referenced. They are kept."""
+        """Create the counts. The ``needed`` segments, which a former controller used, are kept."""
         self._counts, self._needed = Counter[str](), frozenset(needed)
         self._incarnations = dict[
             str, set[str]
@@ -92,7 +91,7 @@ class Holds:
         return self.inherit(place)
 
     def list_unneeded(self) -> list[str]:
-        """Return segments that are no longer needed, and again after a late reply from one."""
+        """Return segments that are no longer needed. A late reply can make one appear again."""
         free = list[str]()
         while self._let_go:
             segment = self._let_go.popleft()
@@ -117,7 +116,7 @@ class Holds:
 
 
 def _is_newer(segment: str, than: str | None) -> bool:
-    """Return whether a segment is newer than its producer's other one. New incarnations are."""
+    """Return whether a segment is newer than another segment of the same producer."""
     if than is None:
         return True
     (_, incarnation, number), (_, former_incarnation, former_number) = parts(segment), parts(than)
@@ -133,7 +132,7 @@ class SpoolReader(ABC, Generic[P]):
 
     A group's copy stays on disk as long as its payload handle ``P`` exists. All methods belong to
     one event loop. Files are removed in a thread. On a machine that does not see the producers'
-    disk, nothing is readable, and groups are rolled out again.
+    disk, no group can be read, and groups are rolled out again.
 
     A subclass defines how this process owns columns.
     """
@@ -155,7 +154,7 @@ class SpoolReader(ABC, Generic[P]):
     def make_payload(self, columns: Columns, hold: Hold) -> P:
         """Return the handle of columns that this process owns from now on.
 
-        It references ``hold``.
+        The handle must reference ``hold``.
         """
 
     @abstractmethod
@@ -187,7 +186,7 @@ class SpoolReader(ABC, Generic[P]):
         return hold
 
     def close(self, needed: Iterable[str]) -> None:
-        """Release everything except the segments that the next controller needs. Blocks."""
+        """Remove all segments except the ones that the next controller needs. Blocks."""
         self._thread.shutdown()
         self._sweep(frozenset(needed))
 

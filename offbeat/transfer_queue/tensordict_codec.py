@@ -19,8 +19,8 @@ def build_chunk(groups: Iterable[Columns]) -> TensorDictBase:
     """Return prompt groups as one TensorDict of batch size [groups], without a copy.
 
     ``chunk[i]`` is group i: a TensorDict of batch size [] with the columns of ``schema``. Ragged
-    columns are values and offsets. Groups differ in length. So a column of all groups is built on
-    request: ``chunk.get(name, as_nested_tensor=True, layout=torch.jagged)``.
+    columns are values and offsets. Groups differ in length. So a column over all groups is built
+    only on request: ``chunk.get(name, as_nested_tensor=True, layout=torch.jagged)``.
     """
     return stack_groups(
         [

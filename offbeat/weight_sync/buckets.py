@@ -1,8 +1,8 @@
 """Plans the buckets of a reshard: their regions, holders and receivers. Pure.
 
 A bucket is sent as one message. It is a chunk of the manifest that holds regions of tensors. All
-its regions have the same holders and the same senders. So each rank packs each of its buckets once,
-and any holder can replace another as sender, because all holders agree on the digest.
+regions in a bucket have the same holders and the same senders. So each rank packs each of its
+buckets once. Any holder can replace another as sender, because all holders agree on the digest.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -83,8 +83,9 @@ def plan_buckets(
     Args:
         tensors: Every tensor of the release, in wire dtypes.
         held: Regions that each source rank holds.
-        bucket_bytes: Maximum size of a bucket. A larger row forms a separate bucket.
-        needed: Placement on the receivers by tensor, or None if one receiver needs everything.
+        bucket_bytes: Maximum size of a bucket. A single row that is larger forms a separate bucket.
+        needed: Placement of each tensor on the receivers, or None if a single receiver needs
+            everything.
 
     Raises:
         WeightsNotCovered: The ranks hold only a part of a tensor, or nothing.

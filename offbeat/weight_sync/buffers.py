@@ -13,7 +13,7 @@ from offbeat.weight_sync.chunks import Bytes
 class Buffers:
     """Pool of arrays. An array returns to the pool when no view of it is referenced any more.
 
-    The pool grows to the peak of memory in use, until ``release``. Thread-safe.
+    The pool grows to the highest use of memory and keeps that size until ``release``. Thread-safe.
     """
 
     def __init__(self) -> None:

@@ -6,7 +6,7 @@ load a layer into the wrong place. So the trainer computes a few next-token dist
 weights that it publishes. An engine must compute the same distributions before it serves these
 weights. Pure: no torch.
 
-Legend: P prompts, K tokens kept of each distribution.
+Legend: P prompts, K tokens kept from each distribution.
 """
 
 import functools
@@ -30,14 +30,13 @@ TOLERANCE_16_BIT: Final = 0.25
 # Nats, if kernels also round activations to float8. SmolLM2-135M moved by up to 1.14 on 48 prompts.
 TOLERANCE_8_BIT: Final = 1.5
 FLOOR_FACTOR: Final = 5.0
-"""For later releases, an engine tolerates this many times its first gap, if that exceeds the
-tolerance.
+"""Tolerance of an engine for later releases, as a multiple of its first gap.
 
-A 550B mixture of experts had a gap of 0.06 nats with the weights of its files, and of 0.15 to 0.30
-after a sync.
+It applies only if it exceeds the canary's tolerance. A 550B mixture of experts had a gap of 0.06
+nats with the weights of its files, and gaps of 0.15 to 0.30 nats after syncs.
 """
 MOST_FACTOR: Final = 2.0
-"""Bound of the calibrated tolerance over the canary's: a wrong engine must not raise it further."""
+"""Maximum of that tolerance in canary tolerances, so that a wrong engine is still noticed."""
 # Nats by which each token of an invented distribution is below its best one
 _DROPS: Final = tuple(0.1 * rank for rank in range(KEPT))
 
@@ -51,7 +50,7 @@ def prompts(vocabulary: int, count: int = PROMPTS) -> tuple[tuple[int, ...], ...
 
 
 def tolerance(*dtypes: str | None, rounds_activations: bool = False) -> float:
-    """Return the nats by which trainer and engine may differ with equal weights.
+    """Return how many nats trainer and engine may differ by if their weights are equal.
 
     Args:
         dtypes: Dtypes that the weights pass through. With float8 the trainer computes with the
@@ -67,9 +66,9 @@ def tolerance(*dtypes: str | None, rounds_activations: bool = False) -> float:
 def gap(canary: Canary, place: int, answer: CanaryAnswer) -> float:
     """Return the nats between an engine's answer and the trainer's distribution, infinite for NaN.
 
-    A distance ``e`` between the two distributions changes the token's logprob by up to ``e``. It
-    shows as up to ``2 e`` between the trainer's best token and the engine's. A token that the
-    trainer did not keep counts as the last kept token.
+    If the two distributions differ by a distance ``e``, a token's logprob changes by up to ``e``.
+    So the trainer's best token and the engine's can be up to ``2 e`` apart. If the trainer did not
+    keep the engine's token, it counts as the last kept token.
     """
     tokens, logprobs = canary.tokens[place], canary.logprobs[place]
     logprob = logprobs[tokens.index(answer.token) if answer.token in tokens else -1]
@@ -80,7 +79,8 @@ def gap(canary: Canary, place: int, answer: CanaryAnswer) -> float:
 class CanaryChecks:
     """Canary checks of one engine process, calibrated by its first check.
 
-    At the first check trainer and engine have the same weights, so the gap is kernel rounding.
+    At the first check, trainer and engine are known to have the same weights, so the gap comes from
+    rounding in the kernels.
     """
 
     def __init__(self, engine: str) -> None:

@@ -59,12 +59,12 @@ class WeightChunk:
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """Names of its tensors, in order."""
+        """Names of the chunk's tensors, in order."""
         return tuple(spec.name for spec in self.specs)
 
     @cached_property
     def runs(self) -> tuple[ChunkSlice, ...]:
-        """Slices of its tensors."""
+        """Slices of the chunk's tensors."""
         runs, specs = list[ChunkSlice](), list(self.specs)
         while specs:
             count = next((i for i, s in enumerate(specs) if s.dtype != specs[0].dtype), len(specs))
@@ -74,7 +74,7 @@ class WeightChunk:
 
     @property
     def tensors(self) -> str:
-        """Names of its tensors in a short form for messages."""
+        """Names of the chunk's tensors in a short form, for messages."""
         if not self.specs:
             return "no tensors"
         first, last = self.specs[0].name, self.specs[-1].name
@@ -117,12 +117,12 @@ def _piece(manifest: Manifest, piece: PieceSpec) -> TensorSpec:
 
 
 def as_bytes(tensor: Tensor) -> Tensor:
-    """Return the tensor's memory as [nbytes] uint8. It is a copy only if the tensor is strided."""
+    """Return the tensor's memory as [nbytes] uint8. Copy it only if the tensor is strided."""
     return tensor.contiguous().view(-1).view(torch.uint8)
 
 
 def hash_tensors(chunk: WeightChunk, tensors: Mapping[str, Tensor]) -> str:
-    """Return the digest that ``pack`` returns, without memory for the whole chunk."""
+    """Return the same digest as ``pack``, without allocating the whole chunk."""
     digest, end = xxhash.xxh3_128(), 0
     for spec in chunk.specs:
         digest.update(bytes(spec.offset - end))
@@ -140,7 +140,7 @@ def pack(chunk: WeightChunk, tensors: Mapping[str, Tensor], into: BucketMemory) 
         chunk: Layout of the chunk.
         tensors: Tensors by name, on any device, strided or not. Each dtype must convert to the wire
             dtype.
-        into: ``chunk.nbytes`` bytes. All are written, the gaps with zeros.
+        into: ``chunk.nbytes`` bytes. All of them are written; gaps are filled with zeros.
     """
     flat, views, last = _as_tensor(into), list[Tensor](), 0
     with torch.no_grad():
@@ -205,9 +205,9 @@ def _as_tensor(data: BucketMemory) -> Tensor:
 
 
 def iterate_weights(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield parameters and persistent buffers in a fixed order, tied ones once by their first name.
+    """Yield parameters and persistent buffers in a fixed order, tied ones once, by first name.
 
-    Two names are tied if they have the same elements of the same memory, in the same dtype.
+    Two names are tied if they refer to the same elements of the same memory, in the same dtype.
     """
     state = module.state_dict(keep_vars=True)
     for name in _first_names(state):
@@ -215,7 +215,7 @@ def iterate_weights(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def find_tied_names(module: nn.Module) -> dict[str, list[str]]:
-    """Return all names of each weight, by its name in ``iterate_weights`` and in its order."""
+    """Return all names of each weight, keyed by its name in ``iterate_weights``, in that order."""
     return _first_names(module.state_dict(keep_vars=True))
 
 
@@ -238,7 +238,7 @@ def dtype_name(tensor: Tensor) -> str:
 
 
 class GatheredSource:
-    """Packs the weights of a model, which may be sharded over several ranks, one chunk at a time.
+    """Packs a model's weights one chunk at a time. The model may be sharded over several ranks.
 
     Rank 0 iterates over ``chunks`` while the other ranks call ``take_part``. The manifest is
     created once, because names, shapes and dtypes do not change during a run.
@@ -259,7 +259,7 @@ class GatheredSource:
             named: Iterates over the whole weights. All ranks must iterate together.
             chunk_bytes: Maximum size of a chunk.
             policy: Wire formats of the tensors.
-            adapter: How engines apply the tensors, if they are only adapters.
+            adapter: How engines apply the tensors, if these are only adapters.
 
         Raises:
             OffbeatError: Tensors cannot be converted to these formats.
@@ -271,7 +271,7 @@ class GatheredSource:
     def chunks(
         self, room: Callable[[int, int], Bytes] | None = None
     ) -> Iterator[tuple[Bytes, str]]:
-        """Yield each chunk's bytes and digest. A chunk is a snapshot of the moment it is yielded.
+        """Yield each chunk's bytes and digest. A chunk is a snapshot, taken when it is yielded.
 
         Args:
             room: ``(chunk index, bytes)`` -> memory for the packed chunk. By default new memory.
@@ -294,9 +294,9 @@ class GatheredSource:
             yield into, digest
 
     def digests(self) -> Iterator[str]:
-        """Yield the digest of each chunk as ``chunks`` does, without packing it.
+        """Yield the same digest of each chunk as ``chunks``, without packing.
 
-        Tensors in main memory are hashed in place. Others are copied one at a time.
+        Tensors in main memory are hashed in place. Other tensors are copied one at a time.
         """
         weights = wire_tensors(self._named(), self._policy)
         for chunk in self._chunks:

@@ -4,7 +4,8 @@
     engine        keeps the served release and rebuilds the next one from the changes
 
 Without ``sync.delta`` a rank packs with ``FullPacker``, and an engine keeps ``NoBase``. A plug-in
-imports this module while a recipe's models are checked, so this module imports no arrays.
+imports this module while a recipe's models are checked, so this module must not import array
+libraries.
 """
 
 from abc import ABC, abstractmethod
@@ -54,7 +55,7 @@ class ReleasePacker(Protocol):
     """Packs the releases of one rank, one after the other."""
 
     def pack(self, source: "ShardSource", room: "BucketRoom") -> PackedShard:
-        """Pack a release into the arrays ``room(bucket, bytes)``. A failure discards the base."""
+        """Pack a release into the arrays ``room(bucket, bytes)``. If it fails, discard the base."""
         ...
 
     def agree(
@@ -65,18 +66,18 @@ class ReleasePacker(Protocol):
         names: Callable[[int], str],
         /,
     ) -> tuple[WeightDelta | None, FullReason | None]:
-        """Return the delta of all ranks without handles, or the reason for a full release.
+        """Return the delta of all ranks (without handles), or the reason for a full release.
 
         The result is the same on every rank.
 
         Args:
             by_rank: Changes of each rank's buckets.
-            release: Manifest of the release that the delta makes.
+            release: Manifest of the release that the delta produces.
             digest: Digest of that release.
             names: Returns the names of a bucket's tensors for the error.
 
         Raises:
-            ReplicasDiverged: Two ranks have different changes of the same bucket.
+            ReplicasDiverged: Two ranks have different changes for the same bucket.
         """
         ...
 
@@ -85,7 +86,7 @@ class ReleasePacker(Protocol):
 
         Args:
             digest: Digest of the release that all ranks have published.
-            layout: Digest of its plan.
+            layout: Digest of the release's plan.
             buckets: Buckets that this rank holds.
         """
         ...
@@ -113,12 +114,12 @@ class FullPacker:
 
 
 class CheckedBase(Protocol):
-    """Kept release to which an engine applies a delta."""
+    """Release that an engine has kept, and to which it applies a delta."""
 
     def rebuild(
         self, epoch: int, release: WeightRelease, delta: WeightDelta, parts: "tuple[Bytes, ...]"
     ) -> "tuple[Bytes, ...]":
-        """Verify the chunks of a delta and return the chunks of its release. Blocks.
+        """Verify the chunks of a delta and return the chunks of the resulting release. Blocks.
 
         Raises:
             TransferRefused: A part is missing or wrong, or the base has a different layout.
@@ -127,15 +128,16 @@ class CheckedBase(Protocol):
 
 
 class KeptRelease(Protocol):
-    """Served release of an engine, kept as the base of deltas."""
+    """Release that an engine serves, kept as the base of deltas."""
 
     def check(self, version: int, base: str, served: str | None) -> CheckedBase:
         """Return the base of a delta.
 
         Args:
-            version: Version that the delta makes.
+            version: Version of the release that the delta produces.
             base: Digest of the release to which the delta applies.
-            served: Digest of the served release, or None if it is not of this run.
+            served: Digest of the served release, or None if the engine serves no release of this
+                run.
 
         Raises:
             BaseRefused: The engine serves a different release, or has not kept it.
@@ -185,11 +187,11 @@ class DeltaPlugin(ABC):
 
     @abstractmethod
     def make_packer(self) -> ReleasePacker:
-        """Return a packer of a trainer rank's releases and deltas."""
+        """Return a packer for a trainer rank's releases and deltas."""
 
     @abstractmethod
     def keep_release(self, engine: str) -> KeptRelease:
-        """Return the keeper of an engine's served release, empty at first."""
+        """Return an object that keeps the release an engine serves. It is empty at first."""
 
     @abstractmethod
     def rebuild_buckets(
@@ -206,11 +208,12 @@ class DeltaPlugin(ABC):
             epoch: Epoch of the transfer.
             release: Sealed manifest of the release.
             buckets: Indices of the buckets to rebuild.
-            base: These buckets of the base. They are not changed.
+            base: The same buckets of the base. They are not modified.
             parts: Verified changes of these buckets.
 
         Raises:
-            TransferRefused: The changes belong to other buckets: the result is not in the release.
+            TransferRefused: The changes do not belong to these buckets: the result does not match
+                the release.
         """
 
 
@@ -218,13 +221,13 @@ def find_delta() -> DeltaPlugin:
     """Return the plug-in of deltas.
 
     Raises:
-        PluginUnusable: No package provides it, or its import fails.
+        PluginUnusable: No package provides the plug-in, or its import fails.
     """
     return cast("DeltaPlugin", find_only("release_form"))
 
 
 def make_packer(*, delta: bool) -> ReleasePacker:
-    """Return a packer of a trainer rank's releases, with deltas or without.
+    """Return a packer for a trainer rank's releases, with or without deltas.
 
     Raises:
         PluginUnusable: Deltas are requested, but no package provides them or its import fails.
@@ -233,7 +236,7 @@ def make_packer(*, delta: bool) -> ReleasePacker:
 
 
 def keep_release(engine: str, *, delta: bool) -> KeptRelease:
-    """Return the keeper of an engine's served release. Without deltas it keeps nothing.
+    """Return an object that keeps the release an engine serves. Without deltas it keeps nothing.
 
     Raises:
         PluginUnusable: Deltas are requested, but no package provides them or its import fails.

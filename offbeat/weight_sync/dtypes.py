@@ -1,8 +1,9 @@
 """Wire dtypes of tensors. Pure.
 
 Generators often serve 16-bit copies of weights that the trainer keeps in 32 bits. The sender rounds
-them once. Some tensors do not tolerate this rounding. A router's correction bias of size 25 to 57
-has values 7e-4 apart, but bfloat16 has steps of 0.125 there: rounding would choose the experts.
+them once. Some tensors do not tolerate this rounding. For example, the values of a router's
+correction bias can be between 25 and 57 and only 7e-4 apart. There, bfloat16 has steps of 0.125, so
+the rounding would decide which experts are chosen.
 """
 
 from typing import Final, Protocol, cast
@@ -27,7 +28,7 @@ class _WireFormat(Protocol):
 
 
 def wire_dtypes(model_dtype: str, sync: BaseSyncConfig) -> tuple[str | None, ...]:
-    """Return the dtypes that weights pass through before engines compute with them."""
+    """Return all dtypes to which weights are converted before engines compute with them."""
     if sync.quantize is None:
         return model_dtype, sync.wire_dtype
     wire_format = cast("_WireFormat", find_plugin("wire_format", sync.quantize))
@@ -35,13 +36,13 @@ def wire_dtypes(model_dtype: str, sync: BaseSyncConfig) -> tuple[str | None, ...
 
 
 def narrowest_bytes(*dtypes: str | None) -> int:
-    """Return the element size of the narrowest of these dtypes, which determines the rounding.
+    """Return the element size of the narrowest dtype, which determines the rounding.
 
     Args:
-        dtypes: Names without ``torch.``. None means the same dtype as the others.
+        dtypes: Dtype names without ``torch.``. None is ignored: it means no further conversion.
 
     Raises:
-        KeyError: A dtype that is not in ``ITEMSIZE``.
+        KeyError: A dtype is not in ``ITEMSIZE``.
     """
     return min(ITEMSIZE[dtype] for dtype in dtypes if dtype is not None)
 

@@ -1,10 +1,11 @@
-"""Layout of an engine's ranks, recorded from its own loader, and the buckets they need. Pure.
+"""Layout of an engine's ranks, recorded from its own loader, and the buckets they need.
 
-Source ranks plan by this layout, so that all regions of a bucket go to the same engine ranks. An
+Trainer ranks plan by this layout, so that all regions of a bucket go to the same engine ranks. An
 engine rank selects its buckets by its own regions, not by the plan. So it receives everything it
 needs from any release, and nothing else from a release that is planned for its layout.
 
-Also writes the layout of a run's engines to the run directory, for plans made outside the run.
+The module also writes the layout of a run's engines to the run directory, for plans made outside
+the run.
 """
 
 from collections import defaultdict
@@ -22,7 +23,7 @@ from offbeat.weight_sync.manifest import Manifest, TensorMeta
 from offbeat.weight_sync.region import Placement, Region, union_elements
 
 Needs = Mapping[str, Sequence[Region]]
-"""Regions that one rank needs, by tensor. A tensor that is not listed is needed whole."""
+"""Regions that one rank needs, by tensor. A tensor that is not listed is needed as a whole."""
 
 
 class EngineLayout(msgspec.Struct, frozen=True):
@@ -32,14 +33,14 @@ class EngineLayout(msgspec.Struct, frozen=True):
     ranks: tuple[tuple[NamedRegion, ...], ...]
 
     def needs(self, rank: int) -> Needs:
-        """Return the regions that a rank needs, none for a tensor that its loader skips."""
+        """Return the regions that a rank needs. A tensor that its loader skips has no regions."""
         return find_needs(self.tensors, self.ranks[rank])
 
     def placement(self, tensors: Iterable[TensorMeta]) -> dict[str, Placement]:
         """Return which ranks need which regions of a release's tensors.
 
-        If a tensor's regions do not fit its shape, every rank needs it whole. Engines then refuse
-        it by name and shape, as on other transports.
+        If a tensor's regions do not fit its shape, every rank is listed for the whole tensor.
+        Engines then refuse the tensor by name and shape, as on other transports.
         """
         recorded, known = collect_placements(self.ranks), frozenset(self.tensors)
         everybody, nobody = tuple(range(len(self.ranks))), Placement(())
@@ -64,7 +65,7 @@ def find_needs(tensors: Iterable[str], regions: Iterable[NamedRegion]) -> Needs:
 
 
 def find_needed_buckets(epoch: int, manifest: Manifest, needs: Needs) -> tuple[int, ...]:
-    """Return the buckets that hold any region that a rank needs, in rising order.
+    """Return the buckets that hold any region that a rank needs, in ascending order.
 
     Raises:
         TransferRefused: The release lacks a needed tensor, or a needed region of it.
@@ -114,7 +115,7 @@ class NoRecordedLayout(OffbeatError):
 
 
 def write_layout(layout: EngineLayout, run_dir: Path) -> None:
-    """Write the layout of one engine, which all engines share. The last write wins.
+    """Write the layout of one engine, which is the layout of all engines. The last write wins.
 
     Raises:
         OSError: The disk cannot write.

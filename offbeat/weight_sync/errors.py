@@ -8,7 +8,7 @@ _NAMED = 5  # tensor names listed in a message
 
 
 class TransferRefused(OffbeatError):
-    """A transfer does not match the weights, or was altered on its way.
+    """A transfer does not match the weights, or was altered on the way.
 
     Fix: none: the engine is synced again.
     """
@@ -48,7 +48,7 @@ class CoverageRefused(TransferRefused):
 class TransferFailed(OffbeatError):
     """A transfer could not continue because a peer ended, hangs, or stopped.
 
-    ``at`` is the next chunk. All earlier chunks are verified, and none is committed.
+    ``at`` is the next chunk. All earlier chunks are verified, but nothing is committed.
 
     Fix: none: the engine is synced again; for slow links, see ``sync.slowest_mib_s`` and
     ``sync.slack_s``.
@@ -70,7 +70,7 @@ class SenderGone(TransferFailed):
 
 
 class IllegalTransactionMove(OffbeatError):
-    """The state of a replica's transaction does not allow a call: a bug in the caller.
+    """A call is illegal in the state of a replica's transaction: a bug in the caller.
 
     Fix: report it.
     """

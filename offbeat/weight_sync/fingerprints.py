@@ -1,8 +1,9 @@
 """Comparison of weights by tensor and region: bit by bit, or by digests of regions.
 
-Two processes that do not share memory compare fingerprints. These name the first region of about a
+Two processes that do not share memory compare fingerprints, which show the first region of about a
 megabyte that differs. If both tensors are in one process, the comparison finds the smallest box
-around all differing elements. Equal means equal bits: a NaN equals itself, 0.0 differs from -0.0.
+around all differing elements. Equal means equal bits: a NaN equals itself, but 0.0 differs from
+-0.0.
 """
 
 from collections.abc import Mapping
@@ -32,7 +33,7 @@ _BITS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class ReadBack(NamedTuple):
-    """Weights that an engine serves, under the names of its release."""
+    """Weights that an engine serves, under the names of the release."""
 
     tensors: Mapping[str, Tensor]
     differences: tuple[TensorDifference, ...] = ()  # found by the engine itself
@@ -63,7 +64,7 @@ def fingerprint_release(manifest: Manifest, tensors: Mapping[str, Tensor]) -> Pa
 def fingerprint_chunk(
     chunk: WeightChunk, tensors: Mapping[str, Tensor]
 ) -> tuple[str, list[TensorFingerprint]]:
-    """Pack a chunk like a sender. Return its digest and the fingerprints of its tensors."""
+    """Pack a chunk as a sender does. Return its digest and the fingerprints of its tensors."""
     into = np.empty(chunk.nbytes, np.uint8)
     digest = pack(chunk, tensors, into)
     return digest, [fingerprint(name, view) for name, view in tensor_views(chunk, into)]
@@ -86,7 +87,7 @@ def fingerprint_difference(
 ) -> TensorDifference | None:
     """Return the first region in which two fingerprints differ, or None.
 
-    ``of``: name and region of the fingerprinted tensor, or None if it is a whole tensor.
+    ``of`` has the name and region of the fingerprinted tensor, or is None for a whole tensor.
     """
     tensor, origin = (want.name, Region.whole(want.shape)) if of is None else (of[0], of[1])
     if problem := _differing_form((want.shape, want.dtype), (got.shape, got.dtype)):
@@ -108,7 +109,7 @@ def tensor_difference(
 ) -> TensorDifference | None:
     """Return the smallest box around all elements whose bits differ, or None if all are equal.
 
-    ``origin``: start of the values in the tensor, or None if they are the whole tensor.
+    ``origin`` is where the values start in the tensor, or None if they are the whole tensor.
     """
     forms = ((tuple(each.shape), dtype_name(each)) for each in (want, got))
     if problem := _differing_form(*forms):

@@ -1,9 +1,9 @@
-"""Parallel sizes of one side of a sync, and the ranks of each coordinate. Pure.
+"""Parallel sizes of one side of a sync, and the ranks at each coordinate. Pure.
 
-Ranks are numbered as in megatron-core: tensor-parallel neighbours first, then context, data and
-pipeline. The experts have a second numbering of the same ranks within a pipeline stage:
-expert-tensor first, then expert, then the copies. With ``expert_tensor`` 1 a rank belongs to both a
-tensor-parallel group and an expert group, so neither numbering is a product of the other.
+Ranks are numbered as in megatron-core: the tensor-parallel coordinate varies fastest, then context,
+data and pipeline. The experts have a second numbering of the same ranks within a pipeline stage:
+expert-tensor varies fastest, then expert, then the copies. With ``expert_tensor`` 1 a rank belongs
+to both a tensor-parallel group and an expert group, so neither numbering is a product of the other.
 """
 
 import math
@@ -93,17 +93,17 @@ class ModelGrid:
 
     @property
     def model_ranks(self) -> int:
-        """Ranks of one copy, not counting shards."""
+        """Number of ranks of one copy, not counting shards."""
         return self.tensor * self.context * self.pipeline
 
     @property
     def stage_ranks(self) -> int:
-        """Ranks of one pipeline stage."""
+        """Number of ranks of one pipeline stage."""
         return self.tensor * self.context * self.data
 
     @property
     def ranks_without_encoders(self) -> int:
-        """Ranks that hold the language model: all except encoder ranks."""
+        """Number of ranks that hold the language model: all except encoder ranks."""
         return self.stage_ranks * self.pipeline * self.shards
 
     @property
@@ -116,7 +116,7 @@ class ModelGrid:
         return self.encoders * self.encoder_tensor
 
     def dense(self, tensor_rank: int, stage: int) -> Ranks:
-        """Return the ranks that hold the same part of the dense weights of a stage."""
+        """Return the ranks that hold the same part of a stage's dense weights."""
         first = stage * self.stage_ranks + tensor_rank
         return tuple(range(first, (stage + 1) * self.stage_ranks, self.tensor))
 

@@ -1,8 +1,9 @@
 """Manifest of a transfer: every tensor's name, shape, dtypes and offset in a chunk. Pure.
 
 A manifest is created once and is the only description of a transfer. Metadata, sender, receiver and
-tests all use ``offbeat.weight_sync.chunks.walk``, so they cannot disagree on the layout.
-A chunk's digest depends only on its bytes, not on the memory that holds them. Loads no torch.
+tests all use ``offbeat.weight_sync.chunks.walk``, so they cannot disagree on the layout. A chunk's
+digest depends only on its bytes, not on the kind of memory that holds them. This module does not
+import torch.
 """
 
 import math
@@ -27,7 +28,7 @@ ALIGNMENT: Final = 64  # bytes; start of every tensor, after any types
 
 
 class TensorSpec(msgspec.Struct, frozen=True):
-    """Tensor on the wire."""
+    """Tensor as it is sent."""
 
     name: str  # Hugging Face name
     shape: tuple[int, ...]
@@ -42,7 +43,7 @@ class TensorSpec(msgspec.Struct, frozen=True):
 
 
 class PieceSpec(msgspec.Struct, frozen=True, array_like=True):
-    """Region of a tensor on the wire."""
+    """Region of a tensor as it is sent."""
 
     tensor: int  # index in the manifest's tensors
     region: Region
@@ -134,7 +135,7 @@ def plan(
 
 
 def release_digest(manifest: Manifest, chunk_digests: Iterable[str]) -> str:
-    """Return one digest of layout and content together."""
+    """Return one digest over layout and content."""
     return xxhash.xxh3_128_hexdigest("\n".join((manifest.digest, *chunk_digests)).encode())
 
 

@@ -14,10 +14,13 @@ from offbeat.weight_sync.transport import PublishedRelease, Source, WholeShards
 
 
 class ObjectStoreSender:
-    """Sender of releases with one handle per chunk: a Ray object with the chunk's bytes."""
+    """Sender of releases with one handle per chunk, a Ray object that holds the chunk's bytes."""
 
     def __init__(self, source: Source, *, delta: bool = False) -> None:
-        """``delta``: whether each release also has its changes since the previous one."""
+        """Create the sender.
+
+        With ``delta``, each release also has its changes since the previous one.
+        """
         self._source, self._packer = WholeShards(source), make_packer(delta=delta)
         self.delta_handles = self.handles if delta else 0
 

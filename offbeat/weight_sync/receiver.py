@@ -1,7 +1,7 @@
 """Receiver of weights: begin -> apply every chunk -> verify -> commit, or abort.
 
-``Receiver`` drives the transaction and checks every chunk. It is the same for every kind of engine.
-Engines differ in their ``Target``, which stages the new tensors next to the served ones.
+``Receiver`` performs the transaction and checks every chunk. It is the same for every kind of
+engine. Engines differ in their ``Target``, which stages the new tensors next to the served ones.
 """
 
 # pyright: reportPrivateImportUsage=false, reportPrivateUsage=false
@@ -45,13 +45,13 @@ class Target(Protocol):
     def load(self, tensors: Named) -> None:
         """Stage these whole tensors, all of one chunk. The served weights do not change.
 
-        The tensors may be views of memory shared with the sender. The target only reads them, and
-        may keep them until ``commit`` or ``rollback``.
+        The tensors may be views of memory shared with the sender. The target may read them, but not
+        write to them, until ``commit`` or ``rollback``.
         """
         ...
 
     def commit(self) -> None:
-        """Serve the loaded tensors. All of them are verified."""
+        """Serve the loaded tensors. All of them have been verified."""
         ...
 
     def rollback(self) -> None:
@@ -72,7 +72,7 @@ class RegionTarget(Target, Protocol):
     """Target that also loads regions, for releases that are cut into regions."""
 
     def regions(self) -> Mapping[str, Sequence[Region]]:
-        """Return the disjoint held regions of each tensor that is not held whole, by name."""
+        """Return, by name, the disjoint regions held of each tensor that is not held as a whole."""
         ...
 
     def load_regions(self, regions: Sequence[TensorRegion]) -> None:
@@ -83,9 +83,9 @@ class RegionTarget(Target, Protocol):
 class Receiver:
     """Loads transfers into a target, atomically.
 
-    An epoch is one transfer. A newer epoch replaces an unfinished older one. Duplicate chunks and
+    An epoch is one transfer. A newer epoch replaces an older, unfinished one. Duplicate chunks and
     chunks of other epochs are dropped and counted. Any other unexpected or altered chunk is refused
-    before it reaches the target. After any error, call ``abort``.
+    before it reaches the target. After any error, the caller must call ``abort``.
     """
 
     def __init__(self, target: Target, name: str = "receiver") -> None:
@@ -96,11 +96,11 @@ class Receiver:
         self.transaction = Transaction(name)
 
     def begin(self, epoch: int, manifest: Manifest) -> None:
-        """Open a transfer. Its tensors must be exactly the target's tensors.
+        """Open a transfer. It must contain exactly the target's tensors.
 
         Raises:
-            TransferRefused: The epoch is older, or a name, shape or dtype does not match. The
-                target is unchanged.
+            TransferRefused: The epoch is not newer than all before, or a name, shape or dtype does
+                not match. The target is unchanged.
         """
         if epoch > self.transaction.epoch:
             self.abort()
@@ -123,7 +123,7 @@ class Receiver:
         The chunk's memory must not change until commit or abort.
 
         Raises:
-            TransferRefused: It is not the next chunk, or was altered on its way.
+            TransferRefused: It is not the next chunk, or was altered on the way.
         """
         if not self.transaction.arrived(epoch, index, data.nbytes, digest_bytes(data)):
             return False
@@ -157,7 +157,7 @@ class Receiver:
 
 
 class ModuleTarget:
-    """Target for a plain module. New weights are staged and copied at the commit."""
+    """Target for a plain module. New weights are staged, then copied into it at the commit."""
 
     def __init__(self, module: nn.Module) -> None:
         self._tensors: Mapping[str, Tensor] = dict(iterate_weights(module))
@@ -202,7 +202,7 @@ class ModuleTarget:
 
 
 class LoadedWeights(Protocol):
-    """Weights of an engine as it loaded them."""
+    """Weights of an engine as it loaded them from files."""
 
     def make_target(self, epoch: int, manifest: Manifest) -> tuple[Target, Callable[[], ReadBack]]:
         """Return a target for releases of one layout, and a function that reads back its weights.
@@ -220,7 +220,7 @@ class ReleaseKind(Protocol):
         """Return the weights of a module before any release replaces them.
 
         Args:
-            module: Model of the engine.
+            module: The engine's module.
             digest: Digest of the files from which it was loaded.
         """
         ...
@@ -230,6 +230,6 @@ def find_release_kind(kind: str) -> ReleaseKind:
     """Return the plug-in that applies releases of a kind.
 
     Raises:
-        PluginUnusable: No package provides it, or its import fails.
+        PluginUnusable: No package provides the plug-in, or its import fails.
     """
     return cast("ReleaseKind", find_plugin("release", kind))

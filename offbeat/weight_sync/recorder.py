@@ -1,16 +1,16 @@
 """Records where an engine's own loader puts each region of each checkpoint tensor.
 
-Only the engine's ``load_weights`` defines a rank's needs, because it fuses, cuts and skips
-tensors. So the loader runs once over tensors without memory. The recorder sees every copy into a
-parameter and performs none. A view of a tensor without memory keeps storage, offset, shape and
-strides. These tell which box of a checkpoint tensor becomes which elements of a parameter.
+Only the engine's ``load_weights`` defines a rank's needs, because it fuses, cuts and skips tensors.
+So the loader runs once over tensors without memory. The recorder intercepts every copy into a
+parameter and performs none of them. A view of a tensor without memory keeps storage, offset, shape
+and strides. These tell which box of a checkpoint tensor becomes which elements of a parameter.
 
-    bulk    a box that lands unchanged, or cast: a sender may send only this box
+    bulk    a box that is copied unchanged, or cast: a sender may send only this box
     misc    any other use of a tensor: arithmetic, packing, a shape that is not a box. The whole
             tensor is one more region of the same fetch, and goes through the engine's own loader
 
-The recording also proves coverage. Each element of each parameter is written exactly once, unless
-it is on a list of elements that the engine itself fills, ties or computes.
+The recording also proves coverage. Each element of each parameter must be written exactly once,
+unless it is on a list of elements that the engine itself fills, ties or computes.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -36,7 +36,7 @@ Loader = Callable[[Iterable[tuple[str, Tensor]]], object]
 
 
 class ParameterPlace(NamedTuple):
-    """Elements of a parameter, in the arguments of ``torch.as_strided``."""
+    """Elements of a parameter, described by arguments of ``torch.as_strided``."""
 
     parameter: str
     shape: Shape
@@ -60,7 +60,7 @@ class RecordedCopy(NamedTuple):
 
 @dataclass(frozen=True)
 class EngineRecording:
-    """Layout of one engine rank: the boxes of a checkpoint that it needs, and their places."""
+    """Layout of one engine rank: the boxes of a checkpoint that it needs, and where they go."""
 
     copies: tuple[RecordedCopy, ...]
     misc: Mapping[str, str]  # tensors that go whole through the loader, with the reason
@@ -69,7 +69,7 @@ class EngineRecording:
     """Shape and dtype of every parameter before loading."""
 
     def regions(self) -> Iterator[tuple[str, Region]]:
-        """Yield every box that is sent to this rank, except tensors that go whole."""
+        """Yield every box that is sent to this rank, except tensors that are sent as a whole."""
         yield from dict.fromkeys((each.tensor, each.region) for each in self.copies)
 
     def write(
@@ -89,7 +89,7 @@ def record(
     *,
     unloaded: Iterable[str] = (),
 ) -> EngineRecording:
-    """Record one run of a loader. No element of a parameter changes.
+    """Record one run of a loader. The parameters do not change.
 
     Args:
         load: The engine's own ``load_weights``.
@@ -98,8 +98,8 @@ def record(
         unloaded: Parameters that no checkpoint fills, because the engine computes or ties them.
 
     Raises:
-        LayoutNotRecorded: An element of a parameter is written twice, never, or by an operation
-            that is not a copy.
+        LayoutNotRecorded: An element of a parameter is never written, or written twice, or written
+            by an operation that is not a copy.
     """
     sources = {
         name: torch.empty(shape, dtype=dtype, device="meta")
@@ -210,7 +210,7 @@ class _Coverage:
         self.copied, self.filled = list[ParameterPlace](), list[ParameterPlace]()
 
     def check(self, name: str) -> None:
-        """Check that each element is copied once, or filled and not copied."""
+        """Check that each element is either copied once, or filled and never copied."""
         counts = torch.zeros(self._shape, dtype=torch.int32)
         for place in self.copied:
             place.of({name: counts}).add_(1)

@@ -1,7 +1,7 @@
 """Regions of a tensor, and the cuts that sharding makes. Pure.
 
 A region is a half-open box in the coordinates of the Hugging Face tensor. Every layout lists the
-regions of each rank, so that two layouts can be compared element by element.
+regions that each rank holds or needs, so that two layouts can be compared element by element.
 """
 
 from collections.abc import Iterable, Sequence
@@ -83,7 +83,10 @@ class Region(NamedTuple):
 
 
 def chunk_cuts(length: int, parts: int) -> list[int]:
-    """Return the ``parts + 1`` cuts of ``torch.chunk``: equal parts, a shorter one, empty ones."""
+    """Return the ``parts + 1`` cuts that ``torch.chunk`` makes.
+
+    They bound equal parts, then a shorter part, then empty parts.
+    """
     size = -(-length // parts)
     return [min(length, size * part) for part in range(parts + 1)]
 
@@ -122,8 +125,8 @@ Ranks = tuple[int, ...]
 class Placement:
     """Regions of a tensor on one side of a sync, each with the ranks that have a copy.
 
-    Tensors with equal cuts share one object, which is compared by identity. So a plan of 100,000
-    tensors cuts only a few hundred.
+    Tensors with equal cuts share one object, which is compared by identity. So a plan for 100,000
+    tensors needs to cut only a few hundred.
     """
 
     parts: tuple[tuple[Region, Ranks], ...]
@@ -144,7 +147,7 @@ class PlacedTensor:
     target: Placement
     kind: str = "dense"  # class under which its bytes are counted
     split: bool = True
-    """Whether senders may share a region. A tensor quantised as a whole must not be cut further."""
+    """Whether a region may be cut further. A tensor that was quantised as a whole must not be."""
 
     @property
     def nbytes(self) -> int:

@@ -15,11 +15,11 @@ from offbeat.weight_sync.transaction import Transaction
 
 
 class RegionTensors:
-    """Puts the regions of some buckets at their places in tensors of whole shape.
+    """Puts the regions of some buckets into their places in tensors of the whole shape.
 
     Memory outside these regions must not be read. A recording proves that the loader does not read
-    it. The operating system provides only written pages, so a tensor cut by rows needs little more
-    memory than its regions.
+    it. The operating system allocates only pages that are written. So a tensor that is cut by rows
+    needs little more memory than its regions.
     """
 
     def __init__(self, manifest: Manifest, buckets: Sequence[int]) -> None:
@@ -36,7 +36,7 @@ class RegionTensors:
         self._groups = find_groups(manifest)
 
     def tensors(self, arrived: Sequence[BucketMemory]) -> list[Iterator[tuple[str, Tensor]]]:
-        """Return iterators over the named tensors of each group, which create tensors lazily.
+        """Return an iterator over each group's named tensors, which creates them lazily.
 
         A tensor without any received region is left out. A tensor that arrived as a single region
         is a view of its bucket, which must not change while the tensor is in use.
@@ -89,7 +89,7 @@ def join_release(release: WeightRelease, buckets: Sequence[BucketMemory]) -> Wei
 
     Raises:
         TransferRefused: The buckets do not match the release's digest, or do not cover every tensor
-            once.
+            exactly once.
     """
     manifest, transaction = release.manifest, Transaction("this process")
     transaction.begin(1, manifest, {t.name: (t.shape, t.dtype) for t in manifest.tensors})

@@ -47,8 +47,8 @@ _BLOCK_BYTES = 4 * 2**20
 def digest_loaded(model_path: str) -> str:
     """Return the xxh3-128 digest over names and bytes of the weight files of a directory.
 
-    Each serving process reads the files itself. So two machines with different files under the same
-    name have different digests.
+    Each serving process reads the files itself. So if two machines have different files under the
+    same name, their digests differ.
 
     Raises:
         OSError: A file cannot be read.

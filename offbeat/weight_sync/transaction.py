@@ -2,8 +2,8 @@
 
 ``Transaction`` checks its calls by the table ``MOVES``. docs/weight-sync.md shows this table.
 
-Weights are staged and written at the commit. Until then, and after an abort, the replica serves its
-previous weights.
+Weights are staged, and take effect at the commit. Until then, and after an abort, the replica
+serves its previous weights.
 
 The controller (``syncing.py``, ``engines.py``, ``fleet.py``) owns the set of replicas, their
 health, deadlines and retries. This module holds the state inside one engine.
@@ -75,7 +75,7 @@ PROBLEMS: Final[Mapping[TransactionEvent, str]] = MappingProxyType({
     TransactionEvent.VERIFY: "no transfer is open",
     TransactionEvent.COMMIT: "nothing is verified",
 })  # fmt: skip
-"""Why an event is illegal in other phases. An event that is not listed has no effect there."""
+"""Why an event is illegal in all other phases. An event that is not listed has no effect there."""
 
 
 def table() -> str:
@@ -93,7 +93,7 @@ TensorSpecs = Mapping[str, tuple[tuple[int, ...], str]]
 class Transaction:
     """Transfers of one replica, one after the other. Every call is one move. Illegal moves raise.
 
-    A refused move leaves the transaction unchanged. The caller then aborts.
+    A refused move leaves the transaction unchanged. The caller must then abort.
     """
 
     def __init__(self, replica: str) -> None:
@@ -125,20 +125,20 @@ class Transaction:
         specs: TensorSpecs,
         needed: Mapping[str, Sequence[Region]] | None = None,
     ) -> None:
-        """Open a transfer. Its tensors must be exactly the replica's tensors.
+        """Open a transfer. It must contain exactly the replica's tensors.
 
         Args:
             epoch: Epoch of the transfer.
-            manifest: Its layout.
+            manifest: Layout of the transfer.
             specs: Tensors of the replica.
-            needed: The disjoint regions that the replica has of each tensor. A tensor that is not
-                listed is whole.
+            needed: The disjoint regions that the replica holds of each tensor. A tensor that is not
+                listed is held as a whole.
 
         Raises:
             TransferRefused: The epoch is not newer than all before, a shape or type differs, or the
                 regions of a tensor are not exactly the needed ones, each once.
             CoverageRefused: Tensors are missing or unknown.
-            IllegalTransactionMove: Another transfer is open: abort it first.
+            IllegalTransactionMove: Another transfer is open. The caller must abort it before.
         """
         if epoch <= self.epoch:
             raise TransferRefused(epoch, "epoch", str(epoch), f"more than {self.epoch}")
@@ -153,7 +153,7 @@ class Transaction:
         self.phase = TransactionPhase.PREPARED
 
     def arrived(self, epoch: int, index: int, nbytes: int, digest: str) -> bool:
-        """Record the arrival of a chunk. Return whether to apply it: not if late or a duplicate.
+        """Record the arrival of a chunk. Return False if it is late or a duplicate, else True.
 
         Raises:
             TransferRefused: The chunk is out of order or surplus, or contradicts the manifest.
@@ -194,7 +194,7 @@ class Transaction:
         self._release, self.phase = digest, TransactionPhase.VERIFYING
 
     def may_commit(self, version: int) -> bool:
-        """Return True if the target may switch, False if this commit is a repetition.
+        """Return True if the target may switch, or False if this commit is a repetition.
 
         Raises:
             IllegalTransactionMove: No transfer is verified.

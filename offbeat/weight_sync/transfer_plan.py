@@ -1,13 +1,13 @@
 """Plans a sync: the sender and receivers of every region of every tensor. Pure.
 
-Every tensor is cut at the borders of both sides, so that each piece lies wholly inside or outside
-any region that a rank holds or needs. Each needed piece is then sent once to each receiver, or once
-to each machine of receivers, by one of its holders. Each piece is assigned to its least loaded
-holder. Pieces with few holders come first, and large pieces before small ones. Pieces that many
-ranks hold come last and even out the load.
+Every tensor is cut at the borders of both sides, so that each piece lies completely inside or
+outside any region that a rank holds or needs. Each needed piece is then sent by one of its holders,
+once to each receiver, or once to each machine that has receivers. Each piece is assigned to its
+least loaded holder. Pieces with few holders are assigned first, and large pieces before small ones.
+Pieces that many ranks hold come last and even out the load.
 
-Every rank computes the same plan from the same two layouts, and compares its digest with the others'
-before the first byte is sent.
+Every rank computes the same plan from the same two layouts. Before the first byte is sent, the
+ranks compare digests of their plans.
 """
 
 import heapq
@@ -25,7 +25,7 @@ from offbeat.weight_sync.errors import PlanHasHole
 from offbeat.weight_sync.region import PlacedTensor, Placement, Ranks, Region, Shape
 
 DIRECT: Final = -1
-"""``Transfer.via`` of bytes that come directly from the sender."""
+"""``Transfer.via`` for bytes that come directly from the sender."""
 
 
 class TensorPiece(NamedTuple):
@@ -43,7 +43,7 @@ class Transfer(NamedTuple):
     sender: int
     receiver: int
     via: int = DIRECT
-    """Receiver on the same machine that receives the piece from the sender and shares its copy."""
+    """Receiver on the same machine that gets the piece from the sender and shares its copy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class RankMachines:
 
     @classmethod
     def of_size(cls, senders: int, receivers: int, per_machine: int) -> "RankMachines":
-        """Return machines of ``per_machine`` ranks each, none with ranks of both sides."""
+        """Return machines with ``per_machine`` ranks each. No machine has ranks of both sides."""
         first = -(-senders // per_machine)
         return cls(
             [rank // per_machine for rank in range(senders)],
@@ -104,8 +104,8 @@ def plan_transfers(
     Args:
         tensors: Every tensor of the model with its placement on both sides.
         machines: Machines of the ranks. Receivers on one machine share one copy of common pieces.
-        max_piece_bytes: Pieces that may be split are cut to this size, so that several holders can
-            share a large piece.
+        max_piece_bytes: Maximum size of pieces that may be split. So several holders can share the
+            sending of a large piece.
 
     Raises:
         PlanHasHole: A receiver needs a region that no sender holds.
@@ -129,11 +129,11 @@ def plan_transfers(
 
 
 _Part = tuple[Region, int, tuple[Ranks, Ranks]]
-"""A piece of a tensor: region, bytes, and the ranks that hold and that need it."""
+"""A piece of a tensor: region, bytes, the ranks that hold it, and the ranks that need it."""
 
 
 class _Planner:
-    """Assigns senders and counts the bytes that each rank has to move so far."""
+    """Assigns senders. Counts the bytes that each rank has to send or receive so far."""
 
     def __init__(self, machines: RankMachines) -> None:
         self._machines = machines
@@ -211,7 +211,7 @@ def _atoms(tensor: PlacedTensor) -> Iterator[tuple[Region, Ranks, Ranks]]:
 
 
 def _cells(axes: list[list[int]], placement: Placement) -> dict[tuple[int, ...], Ranks]:
-    """Return the ranks of every cell that a part of the placement covers, in rising order."""
+    """Return the ranks, in ascending order, of every cell that a part of the placement covers."""
     numbers = [{cut: at for at, cut in enumerate(axis)} for axis in axes]
     covered = dict[tuple[int, ...], set[int]]()
     for region, ranks in placement.parts:

@@ -2,10 +2,10 @@
 
 The controller's code is the same for all transports. The trainer *publishes* a release: a manifest
 with the digests of its chunks, the release's digest, and some handles. With the handles, an engine
-can receive the release, now or later. A handle contains a chunk, or the addresses of the ranks that
-hold its parts, depending on the transport. Loads no torch.
+can receive the release, now or later. Depending on the transport, a handle contains a chunk, or the
+addresses of the ranks that hold the release's parts. This module does not import torch.
 
-Also has a sender without transfers, for engines that compute with the trainer's own tensors.
+It also has a sender without transfers, for engines that compute with the trainer's own tensors.
 """
 
 from collections.abc import Callable, Iterator
@@ -26,7 +26,7 @@ Room = Callable[[int, int], Bytes]
 """(chunk index, bytes) -> memory for the packed chunk."""
 
 BucketRoom = Callable[[int, int], "BucketMemory"]
-"""(bucket, bytes) -> memory for the packed bucket, from which the wire sends."""
+"""(bucket, bytes) -> memory for the packed bucket, from which it is sent."""
 
 
 class Source(Protocol):
@@ -34,7 +34,7 @@ class Source(Protocol):
 
     @property
     def manifest(self) -> Manifest:
-        """Return the manifest of the weights that ``chunks`` yields, without a seal."""
+        """Return the manifest of the weights that ``chunks`` yields, without digests."""
         ...
 
     def chunks(
@@ -49,7 +49,7 @@ class DigestedSource(Protocol):
 
     @property
     def manifest(self) -> Manifest:
-        """Return the manifest of the weights, without a seal."""
+        """Return the manifest of the weights, without digests."""
         ...
 
     def digests(self) -> Iterator[str]:
@@ -71,7 +71,7 @@ class ShardSource(Protocol):
 
     @property
     def manifest(self) -> Manifest:
-        """Return the manifest of the whole release, without a seal."""
+        """Return the manifest of the whole release, without digests."""
         ...
 
     @property
@@ -84,7 +84,7 @@ class ShardSource(Protocol):
         ...
 
     def follow(self, layout: EngineLayout) -> None:
-        """Cut further releases for engines of this layout. All ranks must pass the same."""
+        """Cut later releases for engines of this layout. All ranks must pass the same layout."""
         ...
 
 
@@ -103,7 +103,7 @@ class PublishedRelease(NamedTuple):
 
 
 def with_handles_apart(published: PublishedRelease, delta_handles: int) -> tuple[Any, ...]:
-    """Split a release: itself without handles, its handles, its delta's (None without a delta)."""
+    """Split a release: the release without handles, its handles, its delta's handles or None."""
     delta = published.delta
     changes = (None,) * delta_handles if delta is None else delta.chunks
     header = None if delta is None else msgspec.structs.replace(delta, chunks=())
@@ -113,7 +113,7 @@ def with_handles_apart(published: PublishedRelease, delta_handles: int) -> tuple
 def make_release(
     version: int, published: PublishedRelease, handles: tuple[Any, ...], delta_handles: int
 ) -> WeightRelease:
-    """Return a release with handles that arrived separately. The delta's handles come last."""
+    """Return a release with its handles, which arrived separately. The delta's come last."""
     delta, own = published.delta, handles[: len(handles) - delta_handles]
     if delta is not None:
         delta = msgspec.structs.replace(delta, chunks=handles[len(own) :])
@@ -143,14 +143,14 @@ class Sender(Protocol):
         ...
 
     def forget(self) -> None:
-        """Forget the last release as a base after the weights were restored to another lineage."""
+        """Forget the base, because the weights were restored to another lineage."""
         ...
 
     def publish(self, version: int, layout: EngineLayout | None = None) -> PublishedRelease:
         """Publish a snapshot of the current weights. They may change as soon as this returns.
 
-        If a layout is given, a sender of regions cuts this and further releases for engines of this
-        layout. All ranks must pass the same.
+        If a layout is given, a sender of regions cuts this and the following releases for engines
+        of this layout. All ranks must pass the same layout.
         """
         ...
 
@@ -160,7 +160,7 @@ class Sender(Protocol):
 
 
 class ReleaseHandle(msgspec.Struct, frozen=True):
-    """Handle of a release in buckets. Transports derive a class with their ranks' addresses."""
+    """Handle of a release in buckets. Each transport has a subclass with its ranks' addresses."""
 
     version: int
     digest: str
@@ -170,12 +170,12 @@ class ReleaseHandle(msgspec.Struct, frozen=True):
     """Name of the transport. Its plug-in creates the receiver."""
 
     def encode_senders(self) -> bytes:
-        """Return the data that receivers need in addition to the buckets."""
+        """Return, in encoded form, the data that receivers need in addition to the buckets."""
         raise NotImplementedError
 
 
 class WholeShards:
-    """Packs the whole tensors of a trainer of one rank: every chunk is a bucket."""
+    """Packs the whole tensors of a trainer with one rank: every chunk is a bucket."""
 
     def __init__(self, source: Source) -> None:
         self._source, self.manifest = source, source.manifest  # whole tensors, for any engine
@@ -199,13 +199,13 @@ class InPlaceSender:
     delta_handles = 0
 
     def __init__(self, source: DigestedSource) -> None:
-        """``source``: the weights, which are hashed in place."""
+        """Create the sender of ``source``, whose weights are hashed in place."""
         self._source = source
 
     def publish(self, version: int, layout: EngineLayout | None = None) -> PublishedRelease:
         """Return the digests of the current weights. Every transport computes the same digests.
 
-        They are valid only until the weights change.
+        The digests are valid only until the weights change.
         """
         del version, layout
         manifest = self._source.manifest.seal(list(self._source.digests()))

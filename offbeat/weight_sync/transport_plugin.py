@@ -2,7 +2,8 @@
 
 The controller passes the handles of a release from the sender to the engines. A handle that is a
 ``ReleaseHandle`` names its transport. The engine gets a receiver from this transport. Recipe models
-load plug-ins, and plug-ins import this module. So this module imports neither models nor arrays.
+load plug-ins, and plug-ins import this module. So this module must import neither these models nor
+array libraries.
 """
 
 import threading
@@ -29,7 +30,7 @@ class Received(Protocol):
 
     @property
     def buckets(self) -> "tuple[BucketMemory, ...]":
-        """Return the requested buckets, in their order."""
+        """Return the buckets in the order in which they were requested."""
         ...
 
 
@@ -54,11 +55,11 @@ class ReleaseReceiver(Protocol):
             manifest: Manifest of the whole release, or of its delta.
             cancelled: Event that stops the call at the next bucket.
             needed: Buckets to receive, or None for the plan's buckets of this receiver.
-            release: Manifest that names the buckets' tensors in errors. None means ``manifest``.
+            release: Manifest whose tensor names are used in errors. None means ``manifest``.
 
         Raises:
             TransferFailed: No holder of a bucket could send it, or ``cancelled`` was set.
-            SenderGone: All holders of a bucket have ended, or send a different release.
+            SenderGone: All holders of a bucket have ended, or they now send a different release.
         """
         ...
 
@@ -66,7 +67,7 @@ class ReleaseReceiver(Protocol):
         """Check that a release can be received into main memory.
 
         Raises:
-            TransferRefused: The ranks send from their devices.
+            TransferRefused: It cannot, because the ranks send from their devices.
         """
         ...
 
@@ -88,7 +89,7 @@ class TransportPlugin(ABC):
         yield from ()
 
     def for_dry_run(self, section: BaseSyncConfig) -> Mapping[str, Any]:
-        """Return the keys of the section to change for stubs."""
+        """Return the keys of the section that must change for stubs, with their values."""
         del section
         return {}
 
@@ -124,7 +125,7 @@ class TransportPlugin(ABC):
 
         Args:
             section: Section ``sync`` of the recipe.
-            source: Weights of the rank: a ``ShardSource`` if each rank sends.
+            source: Weights of the rank. This is a ``ShardSource`` if each rank sends.
             host: Address of this machine for other machines.
             incarnation: Incarnation of this process.
             peers: All ranks.
@@ -143,7 +144,7 @@ class TransportPlugin(ABC):
 
     @abstractmethod
     def decode_senders(self, senders: bytes, buckets: "tuple[BucketRoute, ...]") -> "ReleaseHandle":
-        """Return the handle of a release from ``ReleaseHandle.encode_senders`` and its buckets."""
+        """Return a release's handle, made from its buckets and what ``encode_senders`` returned."""
 
 
 def find_transport(name: str) -> TransportPlugin:

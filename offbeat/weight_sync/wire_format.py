@@ -40,7 +40,7 @@ def find_wire_format(name: str) -> WireFormat:
 
 
 def formats_by_dtype() -> dict[str, WireFormat]:
-    """Return this package's formats by the dtype of converted matrices."""
+    """Return the formats that this package provides, by the dtype of converted matrices."""
     formats = cast("dict[str, WireFormat]", find_plugins("wire_format"))
     return {each.dtype: each for each in formats.values()}
 
@@ -49,7 +49,7 @@ def wire_metas(metas: Iterable[tuple[str, Shape, str]], policy: WirePolicy) -> I
     """Yield every tensor of a release in its wire form.
 
     Raises:
-        OffbeatError: ``policy.quantize`` cannot convert some tensors. The error names all.
+        OffbeatError: ``policy.quantize`` cannot convert some tensors. The error names all of them.
     """
     if policy.quantize is not None:
         return find_wire_format(policy.quantize).metas(metas, policy)
@@ -70,7 +70,7 @@ def wire_tensors(
 def wire_regions(
     held: "Iterable[TensorRegion]", shapes: Mapping[str, Shape], policy: WirePolicy
 ) -> "Iterator[TensorRegion]":
-    """Yield the regions of one rank as ``wire_tensors`` yields whole tensors.
+    """Yield the regions of one rank in the way that ``wire_tensors`` yields whole tensors.
 
     Args:
         held: Regions, under the names of the release.
@@ -89,10 +89,10 @@ def wire_regions(
 def wire_held(
     held: Iterable[NamedRegion], shapes: Mapping[str, Shape], policy: WirePolicy
 ) -> list[NamedRegion]:
-    """Return names and regions of ``wire_regions`` without computing a value.
+    """Return the names and regions that ``wire_regions`` yields, without computing values.
 
     Raises:
-        OffbeatError: Regions cut blocks that are converted as a whole. The error names all.
+        OffbeatError: Regions cut blocks that are converted as a whole. The error names all of them.
     """
     if policy.quantize is None:
         return list(held)

@@ -3,7 +3,8 @@
     trainer   converts its weights once, and computes canaries with the engines' values
     engine    holds the converted format
 
-A plug-in imports this module while a recipe's models are checked, so this module imports no arrays.
+A plug-in imports this module while a recipe's models are checked, so this module must not import
+array libraries.
 """
 
 from abc import ABC, abstractmethod
@@ -43,7 +44,7 @@ class WireFormat(ABC):
     """Dtype of converted matrices. No other tensor is converted to it."""
 
     canary_prompts: ClassVar[int]
-    """Number of canary prompts that reveals one wrong matrix despite the rounding of all."""
+    """Number of canary prompts that reveals one wrong matrix although all matrices are rounded."""
 
     def find_clashes(self, config: "RunConfig") -> Iterator[Clash]:
         """Yield settings of real runs that do not work with the format."""
@@ -69,7 +70,7 @@ class WireFormat(ABC):
             policy: Wire dtypes of the tensors that are not converted.
 
         Raises:
-            OffbeatError: Some tensors cannot be converted. The error names all.
+            OffbeatError: Some tensors cannot be converted. The error names all of them.
         """
 
     @abstractmethod
@@ -84,7 +85,7 @@ class WireFormat(ABC):
     def regions(
         self, held: "Iterable[TensorRegion]", shapes: "Mapping[str, Shape]"
     ) -> "Iterator[TensorRegion]":
-        """Yield the regions of one rank as ``tensors`` yields whole tensors.
+        """Yield the regions of one rank in the way that ``tensors`` yields whole tensors.
 
         Args:
             held: Regions, under the names of the release.
@@ -99,10 +100,10 @@ class WireFormat(ABC):
     def held(
         self, held: "Iterable[NamedRegion]", shapes: "Mapping[str, Shape]"
     ) -> "list[NamedRegion]":
-        """Return names and regions of ``regions`` without computing a value.
+        """Return the names and regions that ``regions`` yields, without computing values.
 
         Raises:
-            OffbeatError: Some regions are not aligned. The error names all.
+            OffbeatError: Some regions are not aligned. The error names all of them.
         """
 
     @abstractmethod
@@ -110,7 +111,7 @@ class WireFormat(ABC):
         """Round a matrix, or an aligned region, to the engines' values and keep its dtype.
 
         Raises:
-            UnconvertibleWeights: The format cannot represent it.
+            UnconvertibleWeights: The format cannot represent the matrix.
         """
 
     @abstractmethod

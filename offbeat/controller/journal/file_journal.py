@@ -5,16 +5,17 @@
                                                                      snapshot-000002.bin
                                                                      events-000002.bin ...
 
-``barrier`` waits for the end of a sync that began after it. One sync serves all barriers that wait
-when it begins. Without barriers a sync begins when ``FLUSH_BYTES`` are queued. Lower layers:
-``reading``, ``files``, ``frames``.
+``barrier`` waits for the end of a sync that began after the call. One sync serves all barriers that
+wait when the sync begins. Without barriers a sync begins when ``FLUSH_BYTES`` are queued. Lower
+layers: ``reading``, ``files``, ``frames``.
 
-Writes a journal's files, segments of events and snapshots between them. Blocks; works in any
-thread.
+Also writes the journal's files: segments of events, and snapshots between them. This blocks, and
+works in any thread.
 
 A writer claims a segment by creating the file with the next free number. After each fsync it looks
-for a successor. A successor that claimed before the fsync has not seen the new records. A later one
-reads them. So if two controllers write, the later one continues and the other's barrier fails.
+for a successor. A successor that claimed its segment before the fsync has not seen the new records;
+a later successor reads them. So if two controllers write, the later one continues, and the barrier
+of the other one fails.
 """
 
 import asyncio
@@ -62,7 +63,7 @@ _UNFINISHED = ".tmp"
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """Point in the queue at which a new segment begins, with the state before it."""
+    """Point in the queue at which a new segment begins, and the state before that segment."""
 
     snapshot: bytes  # encoded
     aggregates: Aggregates  # of the records since the rotation before; their segment is not known
@@ -95,7 +96,7 @@ class Segments:
 
         Raises:
             JournalTaken: Another controller began at the same moment.
-            JournalFailed: The disk.
+            JournalFailed: The disk refused an operation.
             JournalCorrupt: An earlier file cannot be read.
             JournalVersion: A different version of offbeat wrote it.
         """
@@ -128,8 +129,8 @@ class Segments:
         Return how many records of this incarnation are durable.
 
         Args:
-            patience_s: Maximum wait for a sync in another thread, after which nothing is done. -1
-                waits without a limit.
+            patience_s: Maximum wait for a sync in another thread. If that sync has not ended by
+                then, nothing is done. -1 waits without a limit.
 
         Raises:
             JournalFailed: The disk refused. The file's content is unknown, so later calls raise
@@ -202,7 +203,7 @@ class Segments:
         self._size += len(data)
 
     def _rotate(self, rotation: Rotation) -> None:
-        """Switch to the next segment once this segment is durable.
+        """Make this segment durable, then switch to the next segment.
 
         After a crash before the end of this call, readers use the older snapshot.
         """
@@ -285,7 +286,7 @@ def open_journal(
         run_blocking: Runs a blocking function off the event loop.
         snapshot_records: Events between two snapshots.
         disk: Disk operations.
-        unix_s: Clock for the time stamps of events. Without it they have none.
+        unix_s: Clock for the time stamps of events. Without a clock, events have no time stamps.
 
     Raises:
         JournalTaken: Another controller began at the same moment.
@@ -311,8 +312,9 @@ def open_journal(
 class FileJournal:
     """Journal of one incarnation: records its events in order. Created by ``open_journal``.
 
-    Events before a completed ``barrier`` survive any crash. Of later events, the first ones may
-    survive. Once the disk has refused a write, ``failure`` is set and every barrier raises it.
+    Events before a completed ``barrier`` survive any crash. Of the later events, some may survive:
+    the first ones, without a gap. Once the disk has refused a write, ``failure`` is set and every
+    barrier raises it.
     """
 
     def __init__(
@@ -326,10 +328,10 @@ class FileJournal:
         records: int,
         unix_s: Callable[[], float],
     ) -> None:
-        """Create the journal of ``table``, which applies every event before it is appended.
+        """Create the journal of ``table``. The table must apply every event before it is appended.
 
         Each event is added to ``stats``, which include the former incarnations. Snapshots store
-        them.
+        these figures.
         """
         self._segments, self._table, self._run_blocking = segments, table, run_blocking
         self.stats = stats
@@ -344,7 +346,7 @@ class FileJournal:
         self.failure: JournalFailed | JournalTaken | None = None
 
     def append(self, event: Event) -> None:
-        """Queue an event for writing. Needs microseconds, at any speed of the disk."""
+        """Queue an event for writing. Needs microseconds, however slow the disk is."""
         event = msgspec.structs.replace(event, unix_s=self._unix_s())
         self.stats.add(event)
         payload = self._encode(event)
@@ -377,7 +379,7 @@ class FileJournal:
     async def steps_after(self, version: int) -> StepsAfter:
         """Find the steps that a rewind to ``version`` undoes, off the event loop.
 
-        Reads the segments from the last one back to the step after that version.
+        Reads the segments backwards, from the last one to the step after that version.
 
         Raises:
             JournalFailed: The disk refused a read.
@@ -413,8 +415,8 @@ class FileJournal:
     def flush_now(self, patience_s: float = _PATIENCE_S) -> bool:
         """Write and fsync on this thread before the process ends. Return whether all is durable.
 
-        It raises nothing. ``failure`` holds the reason, or None if another thread was still writing
-        after ``patience_s``. The disk determines how long the write needs.
+        It raises nothing. If it returns False, ``failure`` holds the reason, or None if another
+        thread was still writing after ``patience_s``. The disk determines how long the write takes.
         """
         try:
             self._settle(self._segments.sync(patience_s))

@@ -3,10 +3,10 @@
     header   kind (8 bytes) | format u32 | schema u32 | follows u32 | follows_bytes u64 | CRC-32 u32
     frame    length u32 | CRC-32 of the payload u32 | payload, MessagePack, never empty
 
-A snapshot and a file of aggregates follow the same segment as does the segment with their number. A
-reader uses that to detect a file of another run. All numbers are little endian. A crash leaves a
-header and whole frames, then at most a torn tail, which is ignored. Bad bytes before a whole frame
-are damage, not a torn tail.
+A snapshot and a file of aggregates name the same preceding segment as the segment that has their
+number. So a reader can detect a file from another run. All numbers are little endian. After a
+crash, a file has a header and complete frames, then at most a torn tail, which is ignored. Bad
+bytes before a complete frame are damage, not a torn tail.
 
 Also defines the errors of a journal. Each names the file, the values, and the fix.
 """
@@ -21,7 +21,7 @@ from offbeat.messages.failures import OffbeatError
 
 
 class JournalFailed(OffbeatError):
-    """The disk refused a write or an fsync. Its content since the last barrier is unknown.
+    """The disk refused a write or an fsync. What it stored since the last barrier is unknown.
 
     Fix: free or repair the disk, then resume the run.
     """
@@ -115,7 +115,7 @@ HEADER_BYTES: Final = _HEADER.size + _CRC.size
 
 
 class SegmentHeader(NamedTuple):
-    """Header of a segment: number of the segment before it, and its bytes. 0 and 0 for none."""
+    """Header of a segment: number and bytes of the segment before it, both 0 if there is none."""
 
     follows: int
     follows_bytes: int
@@ -128,11 +128,12 @@ def header(kind: bytes, follows: int = 0, follows_bytes: int = 0) -> bytes:
 
 
 def parse_header(file: str, data: bytes, kind: bytes) -> SegmentHeader | None:
-    """Return the header, or None if a crash tore it, so that the file contains nothing else.
+    """Return the header, or None if a crash tore it. In that case the file contains nothing else.
 
     Args:
         file: Name of the file, for errors.
-        data: Bytes of the file: at least one more than a header, if the file is that long.
+        data: Bytes of the file. If the file is longer than a header, at least one byte more than a
+            header.
         kind: Expected kind of the file.
 
     Raises:
@@ -166,10 +167,11 @@ def frames(file: str, data: bytes, limit: int | None = None) -> Iterator[tuple[m
     Args:
         file: Name of the file, for errors.
         data: Bytes of the file, including its header.
-        limit: Bytes that must be whole. Later bytes are not read. None allows a torn tail.
+        limit: Number of bytes, which must end with a complete frame. Later bytes are not read.
+            None: the whole file, which may have a torn tail.
 
     Raises:
-        JournalCorrupt: A frame is bad where no torn tail can be.
+        JournalCorrupt: A frame is bad, and a torn tail cannot explain it.
     """
     view = memoryview(data)[:limit]
     if limit is not None and len(view) < limit:
@@ -190,7 +192,7 @@ def frames(file: str, data: bytes, limit: int | None = None) -> Iterator[tuple[m
 
 
 def _frame_end(view: memoryview, offset: int) -> int | None:
-    """Return the end of the frame at ``offset``, or None if no whole frame begins there.
+    """Return the end of the frame at ``offset``, or None if no complete frame begins there.
 
     Zeros, which a crash may leave, are not a frame.
     """
@@ -205,9 +207,9 @@ def _frame_end(view: memoryview, offset: int) -> int | None:
 
 
 _SEARCHED_BYTES: Final = 8 * 2**20
-"""Bytes behind a bad frame in which a whole one is searched: more than a crash can tear."""
+"""Bytes after a bad frame that are searched for a complete frame: more than a crash can tear."""
 _SUMMED_BYTES: Final = 256 * 2**20
-"""Bytes whose checksum that search computes, because bad lengths could make it quadratic."""
+"""Limit on the bytes that this search checksums: bad lengths could make its cost quadratic."""
 
 
 def find_damage(
@@ -216,10 +218,11 @@ def find_damage(
     searched_bytes: int = _SEARCHED_BYTES,
     summed_bytes: int = _SUMMED_BYTES,
 ) -> str | None:
-    """Return why the bytes from ``offset`` on are no torn tail, or None if they may be one.
+    """Return why the bytes from ``offset`` on are not a torn tail, or None if they may be one.
 
-    A whole frame in them is damage. A length may be damaged, so every byte is tried. More bytes
-    than a crash can tear are damage, too. Zeros at the end are not searched.
+    If they contain a complete frame, the file is damaged. The search tries every byte, because
+    lengths may be damaged. More bytes than a crash can tear are damage, too. Zeros at the end are
+    not searched.
     """
     tail = bytes(view[offset:]).rstrip(b"\0")
     summed = 0

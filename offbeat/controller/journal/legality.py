@@ -1,4 +1,4 @@
-"""Checks that each event of a journal can follow those before it. Pure.
+"""Checks that each event of a journal can follow the events before it. Pure.
 
 The checksum of a frame only proves that its bytes are intact, not that the frame is in its original
 place. A file with frames of other files, or with a repeated part, has valid frames too.
@@ -27,7 +27,7 @@ from offbeat.messages.groups import group_id
 
 
 def contradiction(table: GroupTable, event: AnyEvent) -> str | None:  # noqa: C901, PLR0911, PLR0912 - the table of all events
-    """Return why the event cannot follow on this table, or None if it can."""
+    """Return why the event cannot follow this state of the table, or None if it can."""
     match event:
         case Admitted():
             if event.prompt_index != table.totals.drawn:
@@ -65,7 +65,7 @@ def contradiction(table: GroupTable, event: AnyEvent) -> str | None:  # noqa: C9
 def _group(
     table: GroupTable, prompt_index: int, attempt: int | None, places: Collection[Place | GroupEnd]
 ) -> str | None:
-    """Return why a group is not at one of these places in this attempt, or None if it is."""
+    """Return why a group is not in one of these places with this attempt, or None if it is."""
     group = table.groups.get(prompt_index)
     if group is None:
         return f"{group_id(prompt_index)} was never drawn, or has ended"

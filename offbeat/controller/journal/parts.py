@@ -1,6 +1,6 @@
 """Reads a journal in parts: the sums of each part from its aggregates, and its events on request.
 
-A part lies between two snapshots. Its aggregates are some kilobytes, its events megabytes. If a
+A part lies between two snapshots. Its aggregates have some kilobytes, its events megabytes. If a
 file of aggregates is missing or damaged, the events of that part are read instead.
 """
 
@@ -57,12 +57,12 @@ class JournalParts:
     ledger: Ledger
     totals: RunTotals
     problems: list[str] = field(default_factory=list[str])
-    """Damaged or missing files that other files replaced, one sentence each."""
+    """One sentence for each damaged or missing file whose content was read from other files."""
 
     _segments: list[JournalSegment] = field(default_factory=list[JournalSegment])
 
     def events(self, first: int, last: int) -> Iterator[tuple[int, AnyEvent]]:
-        """Yield the events of the parts ``first`` to ``last`` of ``parts``, numbered from 1.
+        """Yield the events of the parts ``first`` to ``last``, counted from 1.
 
         Raises:
             JournalCorrupt: A segment is damaged.
@@ -144,10 +144,11 @@ def _read_aggregates(directory: Path, number: int) -> Aggregates:
     """Read a file of aggregates.
 
     Raises:
-        JournalCorrupt: It is damaged, of another journal, or its columns do not fit each other.
+        JournalCorrupt: The file is damaged, belongs to another journal, or its columns do not fit
+            each other.
         JournalVersion: A different version of offbeat wrote it.
-        msgspec.DecodeError: It contains something else.
-        OSError: It cannot be read or does not exist.
+        msgspec.DecodeError: The file contains something else.
+        OSError: The file cannot be read or does not exist.
     """
     path = aggregates_path(directory, number)
     payload = read_beside(directory, number, path, AGGREGATES)
@@ -167,7 +168,7 @@ def _read_aggregates(directory: Path, number: int) -> Aggregates:
 
 
 def _recount(directory: Path, segments: list[JournalSegment], before: int) -> Aggregates:
-    """Return the sums over the records up to a segment, since the last readable snapshot."""
+    """Return the sums over the records from the last readable snapshot up to a segment."""
     first, saved = newest_snapshot(directory, before - 1)
     recount = RunStats(carried=None if saved is None else saved.aggregates)
     for segment in segments:

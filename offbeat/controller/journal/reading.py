@@ -1,8 +1,8 @@
 """Reads a journal: all its events, or the resulting state.
 
-Segments are chained. The header of each names the segment before it, and how many of that one's
-bytes count. This gives a total order, even if a replaced controller kept writing. Readers use no
-lock. A journal that is being written reads as of a moment ago.
+Segments are chained. The header of each names the segment before it and how many bytes of that
+segment count. This gives a total order, even if a replaced controller kept writing. Readers use no
+lock. If the journal is being written, they get its state of a moment ago.
 """
 
 import re
@@ -40,7 +40,7 @@ BAD_FILE: Final = (
     *(JournalCorrupt, JournalVersion, FileTooLarge, NoRegularFile, RecursionError),
     ValueError,  # msgspec's is one
 )
-"""Errors of reading a file next to a segment that do not come from the disk."""
+"""Errors from reading a file next to a segment, except errors of the disk."""
 _NAME: Final = re.compile(r"(events|snapshot|aggregates)-(\d{6,})\.bin")
 
 
@@ -55,12 +55,12 @@ def snapshot_path(directory: Path, number: int) -> Path:
 
 
 def aggregates_path(directory: Path, number: int) -> Path:
-    """Return the path of the sums over the records between this snapshot and the one before."""
+    """Return the path of the sums over the records between the previous snapshot and this one."""
     return directory / f"aggregates-{number:06d}.bin"
 
 
 def numbers(directory: Path, kind: str) -> list[int]:
-    """Return the numbers of the files of a kind, such as ``events`` or ``snapshot``, rising."""
+    """Return the numbers of all files of a kind, such as ``events``, in ascending order."""
     named = (_NAME.fullmatch(path.name) for path in directory.iterdir())
     return sorted(int(name[2]) for name in named if name and name[1] == kind)
 
@@ -84,7 +84,7 @@ def read_journal(directory: Path) -> Iterator[AnyEvent]:
 def recover(directory: Path) -> Ledger:
     """Return the ledger that results from the newest good snapshot and the events after it.
 
-    The ledger records to no journal. The directory may be empty.
+    The ledger does not record to a journal. The directory may be empty.
 
     Raises:
         JournalCorrupt: A file is damaged, or missing.
@@ -95,7 +95,7 @@ def recover(directory: Path) -> Ledger:
 
 
 def recover_with_totals(directory: Path) -> tuple[Ledger, RunTotals]:
-    """Return the ledger of ``recover``, and the times and rates of the incarnations so far.
+    """Return the ledger as ``recover`` does, and the times and rates of all incarnations so far.
 
     Raises the errors of ``recover``.
     """
@@ -121,7 +121,7 @@ class SavedState(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class FoldedJournal:
-    """State that results from a journal, and the place in its files where that state ends."""
+    """State that results from a journal, and the position in its files where that state ends."""
 
     ledger: Ledger
     stats: RunStats  # its part begins at the snapshot that was read
@@ -132,7 +132,7 @@ class FoldedJournal:
 
 
 def fold(directory: Path, before: int | None = None) -> FoldedJournal:
-    """Return the state of ``recover`` and the place where it ends.
+    """Return the state that ``recover`` returns, and the position in the files where it ends.
 
     Segments from ``before`` on are ignored. Raises the errors of ``recover``.
     """
@@ -186,7 +186,7 @@ class JournalSegment:
 
 
 def _kind(event: type[Event]) -> bytes:
-    """Return the bytes that name the kind of a record, next after the header of its array."""
+    """Return the bytes that name the kind of a record. They follow the header of its array."""
     return msgspec.msgpack.encode(event.__name__)
 
 
@@ -217,7 +217,7 @@ def _newest(directory: Path, segments: list[int]) -> JournalSegment | None:
 
 
 def _chain(directory: Path, last: JournalSegment | None, first: int) -> list[JournalSegment]:
-    """Return the segments that are part of the journal, from ``first`` on, oldest first."""
+    """Return the journal's segments from ``first`` on, oldest first."""
     parts = [] if last is None else [last]
     while parts and parts[-1].header.follows >= first:
         former = _former(directory, parts[-1])
@@ -227,7 +227,7 @@ def _chain(directory: Path, last: JournalSegment | None, first: int) -> list[Jou
 
 
 def _former(directory: Path, follower: JournalSegment) -> JournalSegment | None:
-    """Return the segment before this one, up to its last byte that counts. None for the first."""
+    """Return the segment before this one, up to its last valid byte, or None for the first."""
     if not follower.header.follows:
         return None
     former = _begun(directory, *follower.header)
@@ -277,9 +277,9 @@ def read_beside(directory: Path, number: int, path: Path, kind: bytes) -> memory
     """Return the payload of the one-frame file that was written next to segment ``number``.
 
     Raises:
-        JournalCorrupt: It is damaged, or of another journal.
+        JournalCorrupt: The file is damaged, or belongs to another journal.
         JournalVersion: A different version of offbeat wrote it.
-        OSError: It cannot be read.
+        OSError: The file cannot be read.
     """
     data = read_limited(path, JOURNAL_FILE_BYTES)
     found = parse_header(str(path), data, kind)
@@ -306,7 +306,7 @@ def snapshot_before(directory: Path, number: int) -> SavedState | None:
 
 
 def chain_to(directory: Path, number: int) -> list[JournalSegment]:
-    """Return the segments that are part of the journal up to this one, oldest first.
+    """Return the journal's segments up to this one, oldest first.
 
     Raises:
         JournalCorrupt: A segment is missing.

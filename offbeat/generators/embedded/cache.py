@@ -2,11 +2,9 @@
 
 Every decode step writes one column for all rows at once: the column of the tick ``now``. The prompt
 of a new row is written to the columns just before ``now``. So a row owns the columns from its
-``start`` to ``now``, and a mask hides earlier columns. Hence a step writes one slice for rows of
-any length, and the attended width is the length of the longest running row.
-
-All data of a (row, tick) is kept in *planes* of the same layout, which move with the keys: the
-mask, the tokens and their logprobs.
+``start`` to ``now``, and a mask hides earlier columns. Therefore a step writes one slice for rows
+of any length, and the attended width is the length of the longest running row. Mask, tokens and
+logprobs are kept in *planes* with the same layout as keys and values, and move with them.
 
 Legend: R rows, H heads, C columns, D head dimension, B prompts of one prefill, P padded length.
 """
@@ -27,7 +25,7 @@ _FIRST_COLUMNS = 32
 
 
 class _Window:
-    """Range of columns in use. Ticks are absolute; column = tick - base."""
+    """Range of columns in use. Ticks are absolute numbers; a tick's column is tick - base."""
 
     def __init__(self) -> None:
         self.rows = 0
@@ -55,7 +53,7 @@ class _ClockedLayer(CacheLayerMixin):
         self.is_initialized = True
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Refuse states, [R, H, 1, D], because the planes exist from the start."""
+        """Raise: the planes exist from the start, so no states [R, H, 1, D] may initialize them."""
         raise NotImplementedError
 
     def update(
@@ -154,12 +152,12 @@ class ClockedCache(Cache):
     # -- rows that join and end --------------------------------------------------------------------
 
     def append(self, prefilled: LayerStates, lengths_B: Tensor, source_R: Tensor) -> None:
-        """Add rows at the end, each with its prompt in the columns before ``now``.
+        """Add rows after the existing ones, each with its prompt in the columns before ``now``.
 
         Args:
             prefilled: Keys and values of the prompts, padded on the right.
-            lengths_B: [B] int64 on the CPU.
-            source_R: [new rows] int64: the prompt of each new row.
+            lengths_B: [B] int64 on the CPU: the length of each prompt.
+            source_R: [new rows] int64: index of each new row's prompt.
         """
         padded = int(lengths_B.max())
         self._make_room(prompt_columns=padded, after=2)
@@ -220,7 +218,7 @@ class ClockedCache(Cache):
             window.first = tick
 
     def _make_room(self, prompt_columns: int, after: int) -> None:
-        """Grow or move columns so that a prompt fits before ``now`` and ``after`` ticks from it."""
+        """Grow or move columns to fit a prompt before ``now``, and ``after`` ticks after it."""
         window = self._window
         column = window.now - window.base
         if window.rows == 0:
@@ -251,7 +249,7 @@ class ClockedCache(Cache):
         window.base = window.first - start
 
     def _make_rows(self, more: int, like: LayerStates) -> None:
-        """Grow the row capacity by ``more`` rows. Create missing layers, shaped like ``like``."""
+        """Make room for ``more`` rows. Create missing layers, shaped like ``like``."""
         needed = self._window.rows + more
         if not self._clocked:
             self._clocked = [
@@ -294,7 +292,7 @@ def _right_aligned(lengths_B: Tensor, padded: int, device: torch.device) -> Tens
     """Return the column permutation [B, P] that right-aligns prompts, or None without padding.
 
     The first token of a shorter prompt is repeated on its left. These copies are masked, and finite
-    if the prompt is.
+    if the prompt's values are finite.
     """
     if bool((lengths_B == padded).all()):
         return None

@@ -53,7 +53,7 @@ class VersionLog:
             self._versions.append(version)
 
     def forget_before(self, tick: int) -> None:
-        """Discard versions that only ticks before ``tick`` need."""
+        """Discard versions that are needed only for ticks before ``tick``."""
         keep = bisect_right(self._since, tick) - 1
         del self._since[:keep], self._versions[:keep]
 
@@ -78,12 +78,13 @@ _WORTH_A_PREFILL = 1 / 8  # fraction of the running rows; this many new rows do 
 
 
 class EmbeddedEngine:
-    """Continuous-batching engine. Synchronous, owned by one thread. Never waits, starts no thread.
+    """Continuous-batching engine. It is synchronous, belongs to one thread, and never waits.
 
     Every drawn token depends only on (seed, sample, position) and the logits. ``deterministic``
     also makes the logits independent of other requests, bit for bit: one request is decoded at a
     time, in a separately laid out cache. A request without a seed gets one from the engine's
-    generator, in order of submission. With ``deterministic`` the seed comes from its id.
+    generator, in order of submission. With ``deterministic``, the seed is derived from the
+    request's id.
 
     Logprobs are float32, or float64 for a float64 model.
     """
@@ -103,7 +104,10 @@ class EmbeddedEngine:
         decode: Decode | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """``decode``: returns the text of tokens. Without it, stop strings are refused."""
+        """Create the engine.
+
+        ``decode`` returns the text of tokens. Without ``decode``, stop strings are refused.
+        """
         self.name, self.incarnation = name, incarnation
         self.tokens = 0
         """Tokens generated since start."""
@@ -167,7 +171,7 @@ class EmbeddedEngine:
     def greedy(self, prompts: Sequence[Sequence[int]]) -> list[CanaryAnswer]:
         """Prefill each canary prompt and return its most probable next token.
 
-        Prompts with placeholders use the canaries' medium. The engine keeps no state of the call.
+        Prompts with placeholders use the canaries' medium. The engine keeps no state from the call.
         """
         lengths_P = torch.tensor([len(prompt) for prompt in prompts])
         media = canary_media(self._model.media_rules, prompts)
@@ -178,7 +182,7 @@ class EmbeddedEngine:
     def lose(self, problem: str) -> None:
         """Drop open requests and refuse new ones, because the weights have no version.
 
-        ``set_version`` ends this state.
+        The next ``set_version`` ends this state.
         """
         self._lost = problem
         for id_ in list(self._open):
@@ -209,7 +213,7 @@ class EmbeddedEngine:
 
     @torch.inference_mode()
     def drop(self, request_id: str) -> None:
-        """Remove a request and its rows. Ignore an id that is not open."""
+        """Remove a request and its rows. Do nothing if no such request is open."""
         dropped = self._open.pop(request_id, None)
         if dropped is None:
             return
@@ -224,8 +228,8 @@ class EmbeddedEngine:
         """Draw one token for every running row, and the first token of every request that fits.
 
         Returns:
-            The requests that finished, in order of submission within one step. If it raises, the
-            engine is no longer usable.
+            The requests that finished in this step, in order of submission. If ``step`` raises, the
+                engine is no longer usable.
         """
         began_s = self._clock()
         logits = list[torch.Tensor]()
@@ -279,7 +283,7 @@ class EmbeddedEngine:
         return fitting
 
     def _fitting(self) -> list[OpenRequest]:
-        """Return the requests at the head of the queue that fit, only one if deterministic."""
+        """Return the requests at the head of the queue that fit, but only one if deterministic."""
         if self._deterministic:
             return [] if self._rows else list(itertools.islice(self._waiting, 1))
         fitting: list[OpenRequest] = []
@@ -312,7 +316,7 @@ class EmbeddedEngine:
         return logits_BV.index_select(0, source_R)
 
     def _draw(self, logits_RV: Tensor) -> list[GenerateResult]:
-        """Draw one token for every row and return the requests that this finishes."""
+        """Draw one token for every row. Return the requests that are finished by this."""
         now = self._cache.now
         tokens_R, logprobs_R = self._rows.draw(logits_RV, now)
         self._cache.record(tokens_R, logprobs_R)
@@ -333,7 +337,7 @@ class EmbeddedEngine:
         ]
 
     def _retire(self, ended: dict[int, str]) -> list[GenerateResult]:
-        """Remove ended rows (row -> finish reason) and return the requests that this finishes."""
+        """Remove ended rows (row -> finish reason). Return the requests that this completes."""
         if not ended:
             return []
         self._collect(sorted(ended), ended)

@@ -55,7 +55,7 @@ def attend_grouped(
     scaling: float | None = None,
     **kwargs: Any,  # noqa: ANN401 -- any arguments of the model
 ) -> tuple[Tensor, None]:
-    """Compute ``sdpa_attention_forward`` without copying keys and values for one query token.
+    """Compute ``sdpa_attention_forward``, for one query token without copying keys and values.
 
     With a mask, transformers' ``sdpa`` copies the whole cache once per query head of a group. Here
     the query heads of one key head are placed along the query axis, where they share the mask.
@@ -90,7 +90,7 @@ def attend_grouped(
 
 _NEEDED_INPUTS = ("input_ids", "attention_mask", "position_ids", "logits_to_keep")
 _CACHE_INPUTS = ("cache", "past_key_values")
-"""Name of the cache in a model's forward since transformers 5.24, and its name before."""
+"""Argument for the cache in a model's forward: since transformers 5.24, and before."""
 _NO_CACHE = "dummy"
 _OF_WINDOWS = ("sliding_attention", "chunked_attention")
 """Suffixes of the layer types that cache only a window."""
@@ -133,10 +133,11 @@ class DecodedModel:
         first: int = 0,
         media: Sequence[Media | None] = (),
     ) -> tuple[Tensor, LayerStates]:
-        """Return logits [B, V] after each prompt, and keys and values padded on the right.
+        """Return the logits [B, V] after each prompt, and its keys and values, padded on the right.
 
         Padding needs no mask, because causal attention never looks to the right. ``first`` is the
-        position of every prompt's first token. ``media`` has each prompt's media, or is empty.
+        position of the first token, the same for all prompts. ``media`` has each prompt's media, or
+        is empty.
         """
         device, padded = self.module.device, int(lengths_B.max())
         input_ids_BP = torch.zeros(len(prompts), padded, dtype=torch.int64)
@@ -222,12 +223,12 @@ def find_undecodable_layer(
 ) -> tuple[str, str] | None:
     """Return problem and fix of the first layer that cannot be decoded, or None if all can.
 
-    The last layers of some models read the cache of earlier layers. Before 5.24, transformers
-    leaves them out of ``types``. Since 5.24 it calls them ``dummy``.
+    In some models, the last layers read the cache of earlier layers. Before 5.24, transformers
+    leaves such layers out of ``types``. Since 5.24 it calls them ``dummy``.
 
     Args:
         types: The type of each layer, from ``get_layer_types_and_kwargs``.
-        options: Cache options of each layer. Before transformers 5.19, one dict for all layers.
+        options: Cache options of each layer, or (before transformers 5.19) one dict for all layers.
         max_model_len: Maximum tokens of a prompt and its response.
     """
     if isinstance(options, Mapping):

@@ -1,9 +1,10 @@
 """Startup proof that an engine's cached passes compute the same as the model's plain forward.
 
-A prompt is prefilled together with a longer one, and both are decoded over one cache. Every
+A prompt is prefilled together with a longer prompt, and both are decoded over one cache. Every
 log-probability is compared with transformers' plain forward pass. The proof runs twice. The first
-run uses a tiny model of the same class, in which windows and original lengths are exceeded. The
-second run uses the model itself, at the last positions of the run.
+time, it uses a tiny model of the same class, and exceeds its attention windows and original
+lengths. The second time, it uses the model itself, at the last positions that the training run can
+use.
 """
 
 # pyright: reportPrivateUsage=false, reportUnknownMemberType=false
@@ -102,7 +103,7 @@ def _exact_attention(name: str, reference: PreTrainedModel | None, chosen: str) 
 def prove_model(decoded: DecodedModel, max_model_len: int, tolerance: float) -> None:
     """Prove decoding on the model itself, at the last positions of ``max_model_len``.
 
-    ``tolerance``: maximum mean difference per sequence between decoding and the forward pass.
+    ``tolerance`` is the maximum mean difference per sequence between decoding and the forward pass.
 
     Raises:
         UndecodableModel: Decoding and a plain forward pass differ, or the model has no such
@@ -137,7 +138,7 @@ def prepare_model(model: PreTrainedModel, max_model_len: int) -> DecodedModel:
     """Fix a model's rotary frequencies and attention, and prove that decoding is exact.
 
     Raises:
-        UndecodableModel: No attention implementation decodes it exactly.
+        UndecodableModel: No attention implementation decodes the model exactly.
     """
     check_declared(model, max_model_len)
     attention = prove_kind(type(model), model.config, max_model_len)
@@ -205,7 +206,7 @@ def _decode_logprobs(
     first: int = 0,
     media: Sequence[Media | None] = (),
 ) -> Tensor:
-    """Return log-probabilities [sequence, further] of the last tokens, computed like an engine.
+    """Return log-probabilities [sequence, further] of the last tokens, computed as by an engine.
 
     Args:
         decoded: The model.

@@ -29,7 +29,7 @@ class RequestLimits:
     media_rules: MediaRules = TEXT_ONLY
 
     def check(self, request: GenerateRequest) -> None:
-        """Raise ``InvalidRequest`` unless every number of the request can be served."""
+        """Raise ``InvalidRequest`` unless every setting of the request can be served."""
         for problem, fix in self._problems(request):
             raise InvalidRequest(request.request_id, problem, fix)
 
@@ -127,7 +127,7 @@ class OpenRequest:
         return self.first_new + self.new_tokens - 1
 
     def start_at(self, now: int) -> None:
-        """Place the prompt just before the tick ``now``, the tick of the first generated token."""
+        """Place the prompt just before ``now``, the tick of the first generated token."""
         self.start, self.first_new = now - len(self.request.prompt_ids), now
 
     def result(self, engine: str, incarnation: str) -> GenerateResult:

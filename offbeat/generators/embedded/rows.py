@@ -33,8 +33,8 @@ def noise_key(seed: int, sample: int) -> int:
 def uniforms(keys: Tensor, positions: Tensor) -> Tensor:
     """Return uniform numbers in [0, 1 - 2**-52], a pure function of (key, position).
 
-    They are SplitMix64 (Steele, Lea, Flood 2014) read at ``position``. The state after n draws is
-    ``key + n * weyl``, so any position can be computed without its predecessors.
+    They are the output of SplitMix64 (Steele, Lea, Flood 2014) at ``position``. The state after n
+    draws is ``key + n * weyl``, so any position can be computed without its predecessors.
 
     Args:
         keys: [R] or [R, 1] int64 from ``noise_key``.
@@ -52,17 +52,17 @@ def uniforms(keys: Tensor, positions: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """Filters of the tokens that each row may draw. A filter that no row uses is None.
+    """Filters that limit the tokens each row may draw. A filter that no row uses is None.
 
     They apply to the probabilities after the temperature, in vLLM's order (``Sampler`` in
     vllm/v1/sample/sampler.py, 0.32): ``min_p``, ``top_k``, ``top_p``.
     """
 
     min_p_R: Tensor | None = None
-    """[R] minimum probabilities, as fractions of the row's largest one. 0 keeps every token."""
+    """[R] minimum probabilities, as fractions of the row's highest one. 0 keeps every token."""
 
     top_k_R: Tensor | None = None
-    """[R] numbers of most probable tokens, with ties of the last one. Infinity keeps all tokens."""
+    """[R] numbers of most probable tokens to keep. Ties with the last stay. Infinity keeps all."""
 
     top_p_R: Tensor | None = None
     """[R] nucleus masses, as fractions of the mass that the other filters keep. Infinity keeps
@@ -121,9 +121,10 @@ def draw(
         filters: Filters of the tokens, or None if no row has any.
 
     Returns:
-        Tokens [R] int64, never one of probability 0, and their natural logprobs [R] under
+        Tokens [R] int64, whose probability is never 0, and their logprobs [R] (natural log) under
         ``softmax(logits / temperature)`` over the whole vocabulary, before ``filters`` apply.
-        A row with logits that are not finite gets a NaN logprob and some token of the vocabulary.
+        A row whose logits are not finite gets a NaN logprob and an arbitrary token of the
+            vocabulary.
     """
     logprobs_RV = torch.log_softmax(logits_RV.to(temperature_R.dtype) / temperature_R[:, None], -1)
     probs_RV = logprobs_RV.exp()
@@ -143,7 +144,7 @@ def _draw_filtered(probs_RV: Tensor, noise_R: Tensor, filters: Filters) -> Tenso
 
 
 def _invert(weights_RV: Tensor, noise_R: Tensor) -> Tensor:
-    """Return the first index [R] at which a row's running sum exceeds ``noise`` of its total."""
+    """Return the first index [R] at which a row's running sum exceeds ``noise`` times its total."""
     # float64, because a float32 running sum over a large vocabulary would lose rare tokens
     sums_RV = weights_RV.cumsum(-1, dtype=torch.float64)
     targets_R1 = (noise_R * sums_RV[:, -1])[:, None]
@@ -162,7 +163,7 @@ def _to_signed(value: int) -> int:
 
 
 def _shift_right(values: Tensor, bits: int) -> Tensor:
-    """Shift right, [R, T] to [R, T], without the sign bits that torch shifts in."""
+    """Shift [R, T] right, with zeros in place of the sign bits that torch shifts in."""
     return (values >> bits) & ((1 << (64 - bits)) - 1)
 
 
@@ -203,7 +204,7 @@ class RunningRows:
         return len(self.owners)
 
     def append(self, requests: Sequence[OpenRequest]) -> None:
-        """Add the samples of these requests. Each request must have its start."""
+        """Add the samples of these requests. Their starts must be set."""
         added = [
             (request, index) for request in requests for index in range(request.request.samples)
         ]
@@ -253,7 +254,7 @@ class RunningRows:
         return tick - self._rotary_starts[: len(self)]
 
     def draw(self, logits_RV: Tensor, tick: int) -> tuple[Tensor, Tensor]:
-        """Draw the token of every row at this tick, [R], and return its logprob too, [R].
+        """Draw the tokens [R] of all rows at this tick. Return them and their logprobs [R].
 
         The function ``draw`` describes the method.
         """
@@ -274,7 +275,7 @@ class RunningRows:
         return stopped_R.nonzero()[:, 0].tolist() if stopped_R.any() else []
 
     def _noise_at(self, tick: int) -> Tensor:
-        """Return the noise of every row at this tick, [R]. Also compute it for the next ticks."""
+        """Return the noise [R] of every row at this tick. Compute it for the next ticks, too."""
         rows, noise = len(self), self._noise
         if tick >= self._noise_from + _NOISE_TICKS:
             ahead_T = torch.arange(_NOISE_TICKS, device=noise.device)

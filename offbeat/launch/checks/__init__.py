@@ -1,1 +1,1 @@
-"""Checks of ``offbeat check``. A check receives facts and yields findings. It does not raise."""
+"""Checks of ``offbeat check``. A check receives facts and yields findings. It never raises."""

@@ -23,7 +23,7 @@ _LOSS: Final = "algorithm.loss"
 
 
 def check_algorithm(config: RunConfig) -> Iterator[Finding]:
-    """Warn of another loss's bounds, of ``sft`` on an engine's samples, and of greedy samples."""
+    """Warn of bounds from a different loss, ``sft`` on an engine's samples, and greedy samples."""
     yield from _bounds_of_another_loss(config)
     yield from _imitates_itself(config)
     yield from _draws_one_answer(config)
@@ -73,7 +73,7 @@ def _imitates_itself(config: RunConfig) -> Iterator[Finding]:
 
 
 def _draws_one_answer(config: RunConfig) -> Iterator[Finding]:
-    """Warn of filters that leave one token: all samples of a group are then equal."""
+    """Warn of filters that leave one token, because all samples of a group are then equal."""
     samples = config.samples_per_group
     if not config.generator.has_engines or samples == 1:
         return
@@ -107,7 +107,7 @@ def check_checkpoints(config: RunConfig) -> Iterator[Finding]:
 
 
 def check_kl(config: RunConfig) -> Iterator[Finding]:
-    """Warn of a KL penalty with a mean gradient of zero, which does not constrain the policy."""
+    """Warn of a KL penalty whose mean gradient is zero: it does not constrain the policy."""
     loss = config.algorithm.loss
     if (
         isinstance(loss, PolicyGradientLossConfig)
@@ -126,7 +126,7 @@ def check_kl(config: RunConfig) -> Iterator[Finding]:
 
 
 def check_microbatches(config: RunConfig) -> Iterator[Finding]:
-    """Warn of a budget below the longest row. Rows are never cut, so it has no effect."""
+    """Warn of a token budget below the longest row. Rows are never cut, so it has no effect."""
     if config.trainer.backend == "stub":
         return
     budget, longest = microbatch_tokens(config.trainer), config.generator.max_model_len
@@ -185,7 +185,7 @@ def _minibatches_fill_the_ranks(config: RunConfig) -> Iterator[Finding]:
 
 
 def check_failed_samples(config: RunConfig) -> Iterator[Finding]:
-    """Report the cost of a failed sample, and how its retries affect the trained samples."""
+    """Report what a failed sample costs, and how retries affect the trained samples."""
     rollout, least = config.rollout, min_valid_samples(config)
     policy = on_failed_sample(config)
     if policy == "fail_group":

@@ -1,4 +1,4 @@
-"""The program of a child process that makes a sampler, or proves a loss, as a run does.
+"""Program of a child process that creates a sampler, or proves a loss, as a run does.
 
 It reads a ``Trial`` from standard input and writes a ``TrialAnswer`` to standard output. Prints of
 user code go to standard error.
@@ -21,7 +21,7 @@ _STDERR: Final = 2
 
 
 class SamplerTrial(msgspec.Struct, frozen=True, tag=True):
-    """A sampler to make."""
+    """A sampler to create."""
 
     section: dict[str, Any]
     groups_per_step: int
@@ -66,7 +66,7 @@ def main() -> None:
 
 
 def _try(trial: Trial) -> None:
-    """Make the object as a run does.
+    """Create or prove the object as a run does.
 
     Raises:
         LossRefused: A run would refuse the loss.

@@ -1,4 +1,4 @@
-"""Checks of the run directory, the prompts and files of the hub."""
+"""Checks of the run directory, the prompts and files on the hub."""
 
 import math
 import os
@@ -53,10 +53,10 @@ def check_run_dir(
     """Check that the directory can be written and has enough free space.
 
     A directory given on the command line (``requested``) must also be empty. ``checkpoints`` is the
-    maximum number of the trainer's states on disk at once. ``dtype`` is the recipe's, because the
-    model's files may have another one. ``adapter_parameters`` is the number of parameters of
-    trained adapters, which the states then hold instead of the model. It is None if the model is
-    trained.
+    maximum number of trainer states on disk at once. ``dtype`` is the recipe's dtype, because the
+    model's files may have a different one. ``adapter_parameters`` is the number of parameters of
+    trained adapters, or None if the model is trained. With adapters, the states hold the adapters
+    instead of the model.
     """
     signs = [name for name in _SIGNS_OF_A_RUN if (run_dir / name).exists()]
     there = next(folder for folder in (run_dir, *run_dir.parents) if folder.exists())
@@ -106,8 +106,8 @@ def check_prompts(
     Args:
         config: The recipe.
         commits: The commits of paths on the hub.
-        share: The share of the run's prompts that is drawn from this environment.
-        read: Filled with the prompts of the files that were read, by their keys.
+        share: Share of the run's prompts that come from this environment.
+        read: Mapping to fill with the prompts of the files that were read, by recipe key.
     """
     read = {} if read is None else read
     prompts = yield from _read(config, make_prompts, DATA, commits)
@@ -139,7 +139,7 @@ def check_overlap(
 ) -> Iterator[Finding]:
     """Check that no row is both trained on and held out.
 
-    ``trained`` and ``held`` have the prompts by the keys of their files.
+    ``trained`` and ``held`` have the prompts by the recipe keys of their files.
     """
     digests = [{key: each.digests for key, each in read.items()} for read in (trained, held)]
     for overlap in overlaps(config, *digests):
@@ -202,7 +202,7 @@ def _check_enough(config: RunConfig, rows: int, share: float) -> Iterator[Findin
 def list_fetched_commits(config: RunConfig, known: Mapping[str, str]) -> dict[str, str]:
     """Return the commit of each path on the hub, once its files are on this machine.
 
-    A path in ``known`` is read at the commit there.
+    If ``known`` has a commit for a path, the path is read at that commit.
 
     Raises:
         HubFilesError: A file cannot be downloaded.

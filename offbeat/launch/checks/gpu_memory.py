@@ -9,7 +9,7 @@ from offbeat.trainers.trainer_plugin import RankBytes, known_trainers
 
 
 def gpu_bytes(config: RunConfig) -> int | None:
-    """Return the memory of the smallest GPU here, because Ray chooses the GPU of each rank.
+    """Return the memory of this machine's smallest GPU, because Ray chooses each rank's GPU.
 
     Return None if no trainer rank needs a GPU, or this machine has none.
     """
@@ -25,7 +25,7 @@ def gpu_bytes(config: RunConfig) -> int | None:
 
 
 def largest_rank_said(held: RankBytes, weights: str = "weights") -> str:
-    """Return the bytes of the rank that holds most, by kind, as a part of a finding.
+    """Describe, for a finding, the bytes of the rank that holds most, by kind.
 
     Args:
         held: Its bytes.
@@ -46,16 +46,18 @@ def against_gpu(
     rank: int = 0,
     loading_bytes: int = 0,
 ) -> Finding:
-    """Return a finding on a rank's bytes: an error above its GPU's size, a warning above its share.
+    """Compare a rank's bytes with its GPU: an error above its size, a warning above its share.
 
     Args:
         config: The recipe.
         about: Subject of the finding, and a name of the computed bytes.
-        held_bytes: Bytes that the rank holds throughout a step, a lower bound of its need.
+        held_bytes: Bytes that the rank holds throughout a step, which is a lower bound of what it
+            needs.
         gpu: Memory of its GPU in bytes, or None if unknown or if the rank is on the CPU.
-        fix: How to make a rank hold less, and the key for the part of a GPU that it reserves.
+        fix: How to make a rank hold less, and the recipe key for the share of a GPU that it
+            reserves.
         rank: The rank.
-        loading_bytes: Bytes that it holds at its start, while it loads the model.
+        loading_bytes: Bytes that the rank holds at its start, while it loads the model.
     """
     (subject, seen), (less, key) = about, fix
     if loading_bytes > held_bytes:

@@ -1,6 +1,6 @@
 """Compares cores, memory and shared memory of this machine with the needs of the run.
 
-Composes the lines that a bug report needs: versions of Python, of its packages, of this machine.
+Also composes the lines that a bug report needs: versions of Python, its packages and this machine.
 """
 
 import platform
@@ -34,7 +34,7 @@ _PROCESS_BYTES: Final = 600 * 2**20
 _STORE_OF_MEMORY: Final = 0.3
 _STORE_OF_SHARED: Final = 0.95
 _LARGEST_STORE: Final = 200e9
-"""Bounds of Ray's default object store: share of main memory, share of shared memory, bytes."""
+"""Limits of Ray's default object store: share of main memory, share of shared memory, bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,19 +84,22 @@ def check_cores(config: RunConfig, machine: Machine) -> Iterator[Finding]:
 def memory_needed_bytes(config: RunConfig, model: ModelFiles, trained: int | None = None) -> int:
     """Return a lower bound of main memory: weights and optimizer state, without activations.
 
-    Trainer: weights, gradients and two moments of AdamW, one more copy of the weights while they
-    are published, the frozen reference if there is a KL penalty, and a teacher per rank, assumed to
-    be as large. Each engine: weights. In a run that trains adapters: weights in the trainer, and in
-    each engine that merges them as loaded and as served. In addition adapters, their gradients and
-    moments. With ``sync.delta``: the base in each engine, and in the trainer if its transport keeps
-    no snapshot. Engines that share the trainer's weights hold none, and nothing is published.
+    The trainer holds weights, gradients, the two moments of AdamW, and one more copy of the weights
+    while they are published. With a KL penalty it also holds the frozen reference. A teacher adds
+    one copy per rank and is assumed to be as large as the model. Each engine holds the weights.
+
+    If the run trains adapters, the trainer holds the weights, the adapters, and gradients and
+    moments of the adapters. An engine that merges adapters holds the weights twice: as loaded and
+    as served. With ``sync.delta``, each engine also holds the base, and so does the trainer if its
+    transport keeps no snapshot. If engines share the trainer's weights, they hold none, and nothing
+    is published.
 
     Args:
         config: The recipe.
         model: Facts of its model.
-        trained: Parameters that ``trainer.freeze`` leaves, or parameters of adapters. Others have
-            neither gradient nor moments. None counts all parameters, or none in a run with
-            adapters.
+        trained: Number of parameters that ``trainer.freeze`` leaves, or of adapters. Other
+            parameters have neither gradients nor moments. None means all parameters, or with
+            adapters, no parameters.
     """
     each = ITEMSIZE[config.model.dtype]
     merges = sends_additions(config)
@@ -116,7 +119,7 @@ def memory_needed_bytes(config: RunConfig, model: ModelFiles, trained: int | Non
 
 
 def _held_bytes(config: RunConfig, model: ModelFiles, trained: int | None, *, on_gpu: bool) -> int:
-    """Return the bytes that trainer and engines hold for computing, on GPUs or on CPUs.
+    """Return the bytes that trainer and engines compute with, on GPUs or on CPUs.
 
     Weights that trainer and engines share are counted once.
     """
@@ -142,7 +145,7 @@ def check_one_gpu(
     """Check the GPU that trainer and engines of one process share.
 
     Args:
-        config: The recipe. A run on Ray gets no finding, because its parts reserve GPUs.
+        config: The recipe. A run on Ray gets no finding, because its parts reserve GPUs separately.
         model: Facts of its model.
         gpu: Memory of the GPU in bytes, or None if unknown or if the trainer is on the CPU.
         trained: As in ``memory_needed_bytes``.
@@ -169,9 +172,9 @@ def _on_gpu(device: str) -> bool:
 def check_memory(
     config: RunConfig, machine: Machine, model: ModelFiles, trained: int | None = None
 ) -> Iterator[Finding]:
-    """Check memory. Only a need beyond the total is an error, not one beyond the free memory.
+    """Check memory. It is an error to need more than the total, but not more than is free.
 
-    ``trained``: as in ``memory_needed_bytes``.
+    ``trained`` is the same as in ``memory_needed_bytes``.
     """
     needed = memory_needed_bytes(config, model, trained)
     part = freezing_part(config) if trained else None
@@ -245,7 +248,7 @@ _HEADING: Final = "versions, for a bug report"
 
 
 def versions() -> str:
-    """Return the block of text, without paths and names of machines or users."""
+    """Return these lines, without paths and without names of machines or users."""
     machine = this_machine()
     lines = [
         ("offbeat", find_installed_version("offbeat") or _ABSENT),
@@ -260,7 +263,7 @@ def versions() -> str:
 
 
 def _packages() -> Iterator[tuple[str, str]]:
-    """Yield packages that offbeat requires and installed ones of its extras, but no dev tools."""
+    """Yield offbeat's required packages, and installed ones of its extras, but no dev tools."""
     is_optional = {
         match.group(): "extra ==" in text
         for text in reversed(requires("offbeat") or [])

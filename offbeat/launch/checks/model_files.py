@@ -1,7 +1,7 @@
 """Reads facts of a model directory: JSON files and the headers of safetensors files.
 
-No torch is needed, unless a model has an unusual name for its maximum position. Then transformers,
-which knows these names, is imported.
+torch is not needed, unless a model's config has an unusual name for the maximum position. Then
+transformers, which knows such names, is imported.
 """
 
 import json
@@ -40,7 +40,7 @@ class ModelFiles:
 def read_model(folder: Path) -> tuple[ModelFiles | None, list[Finding]]:
     """Read the model in ``folder``.
 
-    Return its facts, or None if unreadable, and the problems found.
+    Return the model's facts (None if it is unreadable), and the problems found.
     """
     if not folder.is_dir():
         return None, [error(_SUBJECT, f"{folder} is not a directory", f"{_FIX} {_DOWNLOAD}")]
@@ -174,7 +174,7 @@ _WEIGHTS_SUBJECT = "weights"
 
 
 def check_weights(config: RunConfig) -> Iterator[Finding]:
-    """Report the content of ``model.weights``, or why a run cannot begin with it, if it is set."""
+    """If ``model.weights`` is set, report its content, or why a run cannot begin with it."""
     path = config.model.weights
     if path is None:
         return

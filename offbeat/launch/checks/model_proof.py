@@ -1,8 +1,9 @@
 """Checks that batched rows and cached decoding are exact for a model's class, without weights.
 
-It loads torch, which costs seconds, so only recipes with a model import it.
+This module loads torch, which takes seconds. So it is imported only for recipes with a model.
 
-Also estimates the memory of a torch trainer's microbatch besides weights, gradients and moments.
+It also estimates the memory that a torch trainer's microbatch needs in addition to weights,
+gradients and moments.
 """
 
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
@@ -121,7 +122,7 @@ def _check_balance(model: PreTrainedModel, moe: MoeConfig) -> Finding:
 def _report_trained(
     model: PreTrainedModel, patterns: Sequence[str], plugin: TrainerPlugin | None
 ) -> Finding:
-    """Report how much of the model is trained. Mark weights that a pattern matches as frozen."""
+    """Report how much of the model is trained. Mark weights as frozen if a pattern matches."""
     try:
         if plugin is not None:
             plugin.check_frozen(model, patterns)
@@ -137,7 +138,7 @@ def _report_trained(
 
 
 def build_unfilled_model(config: RunConfig) -> PreTrainedModel | None:
-    """Return the model without memory, or None if ``check_model_proof`` reports why not."""
+    """Return the model without memory, or None if ``check_model_proof`` reports a problem."""
     path, trust = config.model.path, config.model.trust_remote_code
     try:
         return model_without_memory(path, trust_remote_code=trust)
@@ -146,9 +147,10 @@ def build_unfilled_model(config: RunConfig) -> PreTrainedModel | None:
 
 
 def count_trained_parameters(config: RunConfig) -> int | None:
-    """Return the number of trained parameters: additions of a part, or all but frozen ones.
+    """Return the number of trained parameters: additions of a part, or all except frozen ones.
 
-    Return None without either, or if the model or a pattern is refused.
+    Return None if there are neither additions nor frozen parameters, or if the model or a pattern
+    is refused.
     """
     patterns, part = freeze_patterns(config), freezing_part(config)
     if (not patterns and part is None) or (model := build_unfilled_model(config)) is None:
@@ -164,7 +166,7 @@ def count_trained_parameters(config: RunConfig) -> int | None:
 
 
 def check_end_tokens(config: RunConfig) -> Iterator[Finding]:
-    """Report a model with samples that would never end, or not at a stop string.
+    """Report a model whose samples would never end, or not at a stop string.
 
     The model's files must be complete.
     """
@@ -238,7 +240,8 @@ _SUBJECT = "activations"
 def check_activations(config: RunConfig, machine: Machine) -> Iterator[Finding]:
     """Estimate the activations of a microbatch of samples of full length, on each rank.
 
-    Yield nothing for other trainers, adapters, models with pictures and other unknown cases.
+    Yield nothing for other trainers, adapters, models with pictures and other cases that cannot be
+    estimated.
     """
     trainer = config.trainer
     if not isinstance(trainer, TorchTrainerConfig):
@@ -262,7 +265,7 @@ def check_activations(config: RunConfig, machine: Machine) -> Iterator[Finding]:
 def estimate_activations(
     config: RunConfig, groups: Sequence[Columns]
 ) -> tuple[int, tuple[int, int]] | None:
-    """Return the bytes of the largest microbatch of the groups, and its rows and tokens per row.
+    """Return the bytes of the largest microbatch of the groups, its rows, and tokens per row.
 
     Return None for trainers other than torch, adapters, models with pictures, code of a model's
     directory, and models that ``activation_bytes`` cannot count.
@@ -285,7 +288,7 @@ def estimate_activations(
 
 
 def _full_groups(config: RunConfig, trainer: TorchTrainerConfig) -> list[dict[str, np.ndarray]]:
-    """Return as many full-length groups of samples as fill a microbatch, or as a step has."""
+    """Return enough full-length groups of samples to fill a microbatch, or those of one step."""
     length, samples = config.generator.max_model_len, config.samples_per_group
     new = min(config.generator.sampling.max_new_tokens, length - 1)
     prompt = length - new

@@ -1,4 +1,4 @@
-"""Checks the number of prompt tokens, on the longest rows of the files, and on all long ones."""
+"""Checks the number of prompt tokens, from the longest rows of the files downwards."""
 
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false
@@ -29,13 +29,13 @@ from offbeat.models.media_rules import MediaTokens, media_tokens
 _LONGEST_ROWS: Final = 200
 _WITHIN_S: Final = 2.0  # per file
 _ROWS_THAT_FIT: Final = 50
-"""Tokenising ends once this many rows, one after the other, leave room for a response."""
+"""Tokenising ends once this many rows in a row leave room for a response."""
 _LISTED_RANGES: Final = 40  # of row numbers in a message
 
 
 @dataclass(frozen=True, slots=True)
 class _Texts:
-    """Encoder of rows, and the tokens that no row should have."""
+    """Encoder of rows, and the tokens that rows should not contain."""
 
     environment: Environment
     unknown: int | None
@@ -84,7 +84,7 @@ def check_prompt_lengths(
 
 @dataclass(slots=True)
 class Refusals:
-    """Rows that cannot become a prompt, by the kind of the error."""
+    """Rows that cannot become a prompt, by kind of error."""
 
     kinds: dict[str, list[tuple[int, str]]] = field(
         default_factory=dict[str, list[tuple[int, str]]]
@@ -122,7 +122,7 @@ class _Measured:
     is_unfinished: bool = False  # the time was up before a long row was the last one
 
     def compare_length(self, row: int, limit: int, tokens: int, *, least: int, most: int) -> None:
-        """Count a row by the tokens that its response needs at ``least``, and may have at ``most``."""
+        """Count a row. Its response needs at ``least`` and may have at ``most`` so many tokens."""
         if tokens + least > limit:
             self.too_long.append(row)
         else:
@@ -133,13 +133,13 @@ class _Measured:
 
     @property
     def end_of_long_rows(self) -> str:
-        """Note on rows that were not tokenised although they may be long, too. May be empty."""
+        """Note that rows were not tokenised although they may be long, too. May be empty."""
         is_open = self.is_unfinished and self.rows - self.last_long <= _ROWS_THAT_FIT
         return "; the time was too short for the others" if is_open else ""
 
 
 def _draw_longest(prompts: FilePrompts, count: int) -> Iterator[Prompt]:
-    """Yield all rows, longest first. Sort more than ``count`` rows only if more are drawn."""
+    """Yield all rows, longest first. Sort more than ``count`` rows only if more are requested."""
     yield from prompts.longest(count)
     yield from islice(prompts.longest(prompts.rows), count, None)
 
@@ -270,14 +270,14 @@ def _summary(key: str, prompts: FilePrompts, seen: _Measured) -> str:
 
 
 def ends_run(config: RunConfig, key: str, rows: int, bad: int) -> bool:
-    """Return whether a run over these rows must end because of the groups that it has to drop."""
+    """Return whether a run over these rows must end because it has to drop too many groups."""
     comes_to_all = config.steps * config.groups_per_step >= rows
     spends_budget = bad > config.rollout.drop_budget and comes_to_all
     return bad == rows or (key == "data.path" and spends_budget)
 
 
 def _tokens(environment: Environment, prompt: Prompt) -> tuple[tuple[int, ...], int]:
-    """Return the tokens of a row, and the minimum number of tokens that must fit after them."""
+    """Return the tokens of a row, and how many more tokens must at least fit after them."""
     if isinstance(environment, Demonstrations):
         made = environment.demonstrate(prompt)
         return made.prompt_ids + made.response_ids, 0

@@ -86,7 +86,7 @@ _COLOURS = {
 
 
 def check_machine(loaded: LoadedRecipe, run_dir: Path | None, versions: str) -> int:
-    """Report all findings, then ``versions``. Return 0 unless something cannot work."""
+    """Report all findings, then ``versions``. Return 0, or 1 if something cannot work."""
     config, of_hub = loaded.config, list[Finding]()
     try:
         config = with_local_model(config, partial(typer.echo, err=True))
@@ -122,7 +122,7 @@ def find(
 ) -> Iterator[Finding]:
     """Yield all findings about running ``config`` on this machine, in ``run_dir`` if it is given.
 
-    ``commits`` are by path on the hub. If it is None, they are resolved.
+    ``commits`` has the commit of each path on the hub. If it is None, commits are resolved.
     """
     if commits is None:
         try:
@@ -139,7 +139,7 @@ def find(
 
 
 def _until_package_is_missing(name: str, findings: Iterable[Finding]) -> Iterator[Finding]:
-    """Yield findings. If one needs a package that is missing, report that the rest is skipped."""
+    """Yield findings. If a check needs a missing package, report that the rest is skipped."""
     try:
         with name_missing_package():
             yield from findings
@@ -154,10 +154,10 @@ def find_beside_model(
     *,
     calls_rewards: bool = False,
 ) -> Iterator[Finding]:
-    """Yield findings about everything but the model's class and tokenizer. Load no torch.
+    """Yield findings about everything except the model's class and tokenizer, without torch.
 
-    With ``calls_rewards`` each reward of the user is called once, because a run soon calls it
-    anyway.
+    With ``calls_rewards``, each reward of the user is called once, because the run will call it
+    soon anyway.
     """
     model, about_model = read_model(Path(config.model.path))
     if is_on_hub(config.model.path):
@@ -194,7 +194,7 @@ def find_beside_model(
 
 
 def check_weight_sync(config: RunConfig, environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Yield the findings of deltas and of the transport about a recipe on this machine."""
+    """Yield the findings of the delta and transport plug-ins about a recipe on this machine."""
     if config.sync.delta and config.generator.has_engines:
         yield from find_delta().check(config)
     transport = find_transport_plugin(config.sync)
@@ -203,7 +203,7 @@ def check_weight_sync(config: RunConfig, environ: Mapping[str, str]) -> Iterator
 
 
 def find_of_model(config: RunConfig, commits: Mapping[str, str] | None) -> Iterator[Finding]:
-    """Yield findings about the model, and about prompts in the tokens of the model."""
+    """Yield findings about the model, and about prompts as tokens of the model."""
     model, _ = read_model(Path(config.model.path))
     engines = find_engine(config.generator.backend)
     trained, of_model, gpu = None, chain[Finding](), gpu_bytes(config)
@@ -256,14 +256,14 @@ def _adapter_parameters(config: RunConfig) -> int | None:
 
 
 def has_model(config: RunConfig) -> bool:
-    """Return whether a run loads a model. If so, its checks load torch, which costs seconds."""
+    """Return whether a run loads a model. If so, its checks load torch, which takes seconds."""
     return config.trainer.backend != "stub" or config.generator.backend != "stub"
 
 
 def _of_each_environment(
     config: RunConfig, commits: Mapping[str, str] | None, *, calls_rewards: bool
 ) -> Iterator[Finding]:
-    """Yield findings on prompts and code of each environment, by name if there are several."""
+    """Yield findings about prompts and code of each environment, named if there are several."""
     weights = environment_weights(config)
     trained, held = dict[str, FilePrompts](), dict[str, FilePrompts]()
     for name, view in environment_views(config).items():
@@ -292,7 +292,7 @@ def _first_row(read: Mapping[str, FilePrompts]) -> dict[str, Any] | None:
 
 
 class AgentChecks(Protocol):
-    """Checks of an environment with episodes that call the model over HTTP."""
+    """Checks of an environment whose episodes call the model over HTTP."""
 
     def check_agent(self, config: RunConfig) -> Iterator[Finding]:
         """Check how turns of a conversation are joined, and how many episodes run at once."""
@@ -303,7 +303,7 @@ def agent_checks() -> AgentChecks:
     """Return the checks of the plug-in.
 
     Raises:
-        PluginUnusable: Its folder is missing, or its import fails.
+        PluginUnusable: The plug-in's folder is missing, or its import fails.
     """
     return cast("AgentChecks", find_only("agents"))
 
@@ -311,7 +311,7 @@ def agent_checks() -> AgentChecks:
 def _tokens_of_each_environment(
     config: RunConfig, commits: Mapping[str, str] | None
 ) -> Iterator[Finding]:
-    """Yield findings on prompts as the model reads them, with names of several environments."""
+    """Yield findings about prompts as the model reads them, with names if there are several."""
     for name, view in environment_views(config).items():
         plugin = find_environment(view.environment.name)
         for finding in chain(
@@ -335,7 +335,7 @@ def _of_environment(name: str, finding: Finding) -> Finding:
 def problems_before_start(
     config: RunConfig, run_dir: Path | None, commits: Mapping[str, str], *, dry_run: bool
 ) -> list[Finding]:
-    """Return the errors of ``offbeat check`` that need little time, before anything is started.
+    """Return the errors that ``offbeat check`` finds quickly, before anything is started.
 
     A run that joins a cluster is not checked against this machine. A dry run is not checked.
     """
@@ -348,7 +348,7 @@ def problems_before_start(
 def problems_of_model(
     config: RunConfig, commits: Mapping[str, str], *, dry_run: bool
 ) -> list[Finding]:
-    """Return the other errors of ``offbeat check``. They need seconds, because they load torch."""
+    """Return the other errors of ``offbeat check``. Finding them takes seconds: it loads torch."""
     if dry_run or _joins_cluster(config):
         return []
     return _errors(find_of_model(config, commits))

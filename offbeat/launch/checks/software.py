@@ -59,20 +59,20 @@ def _check_version(config: RunConfig, name: str, version: str) -> Finding:
 
 
 def _shards(config: RunConfig) -> bool:
-    """Return whether FSDP2 shards a model: over ranks of the torch trainer, or of the encoder."""
+    """Return whether FSDP2 shards a model over ranks of the torch trainer, or of the encoder."""
     ranks = trainer_ranks(config) if config.trainer.backend == "torch" else 1
     return ranks > 1 or encoder_ranks(config.trainer) > 0
 
 
 def _extras(config: RunConfig) -> dict[str, str]:
-    """Return the packages that only some recipes need, with the extra that installs each."""
+    """Return the packages that only some recipes need, each with the extra that installs it."""
     if (plugin := find_trainer(config.trainer.backend)) is not None:
         return dict(plugin.packages)
     return {name: extra for part in find_parts(config) for name, extra in part.packages.items()}
 
 
 def check_trackers(config: RunConfig, environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Check the trackers that the recipe can have or names, and that no plug-in is broken."""
+    """Check the trackers that the recipe names or could use, and that no plug-in is broken."""
     for problem in find_problems():
         yield warning(problem.subject, problem.problem, f"{problem.fix}.")
     for _, tracker, section in trackers_of(config):
@@ -84,7 +84,7 @@ def check_ray_address(
 ) -> Iterator[Finding]:
     """Check the cluster that the run joins, and that it answers. Ray would retry for minutes.
 
-    ``reach`` connects to a host and a port, or raises OSError. None uses TCP.
+    ``reach`` connects to a host and a port, or raises OSError. None means by TCP.
     """
     address = environ.get("RAY_ADDRESS")
     if not address:
@@ -105,7 +105,7 @@ def check_ray_address(
 
 
 def check_one_process(environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Report a run in this process, and a cluster that it does not join."""
+    """Report that a run uses one process, and any cluster that it therefore does not join."""
     if address := environ.get("RAY_ADDRESS"):
         yield warning(
             "runtime",
@@ -131,7 +131,7 @@ def _unreachable(address: str, reach: Callable[[str, int], object]) -> str:
 
 
 def gpus_wanted(config: RunConfig) -> float:
-    """Return the GPUs that Ray must find for all actors together, or 1 for one process on a GPU."""
+    """Return how many GPUs Ray must find for all actors, or 1 for a run in one process on a GPU."""
     trainer, generator = config.trainer, config.generator
     if config.runtime.backend == "local":
         devices = [each.device for each in (trainer, generator) if each.backend != "stub"]
@@ -158,7 +158,7 @@ def check_gpus(config: RunConfig, available: int | None) -> Iterator[Finding]:
 
 
 def count_gpus(config: RunConfig) -> int | None:
-    """Count GPUs with torch, but only if one is requested: importing torch costs seconds."""
+    """Count GPUs with torch, but only if one is requested: importing torch takes seconds."""
     sections = (config.trainer, config.generator)
     devices = [section.device for section in sections if section.backend != "stub"]
     if gpus_wanted(config) == 0 and not any(device.startswith("cuda") for device in devices):

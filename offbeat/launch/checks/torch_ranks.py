@@ -1,6 +1,6 @@
 """Counts the bytes of a torch trainer's rank for a model that several ranks share.
 
-It loads torch, which costs seconds, so only recipes with a model import it.
+This module loads torch, which takes seconds. So it is imported only for recipes with a model.
 """
 
 from collections.abc import Iterator
@@ -26,7 +26,8 @@ _SUBJECT: Final = "trainer ranks"
 def check_data_ranks(config: RunConfig, gpu: int | None = None) -> Iterator[Finding]:
     """Compare the bytes of a rank of a sharded model with ``gpu``.
 
-    For ranks that split matrices or hold only a vision tower, a part of the trainer does this.
+    If ranks split matrices or hold only a vision tower, a part of the trainer makes this check
+    instead.
 
     Args:
         config: The recipe. A single rank gets no finding, because it holds the whole model.
@@ -48,7 +49,7 @@ def compare_largest_rank(
     subject: str,
     gpu: int | None,
 ) -> Iterator[Finding]:
-    """Compare the bytes of the largest rank of a model without memory with ``gpu``."""
+    """Compare the bytes of the largest rank with ``gpu``. The model is without memory."""
     whole = whole_bytes(model, getattr(torch, config.model.dtype))
     try:
         held = held_by_torch_rank(config, trainer, model)
@@ -70,8 +71,9 @@ def held_by_torch_rank(
 
     Args:
         config: The recipe.
-        trainer: Its trainer, without encoder ranks.
-        model: Its model without memory. Frozen weights are marked, and additions are still missing.
+        trainer: The recipe's trainer, without encoder ranks.
+        model: The recipe's model without memory. Frozen weights are marked, and additions are not
+            yet made.
 
     Raises:
         UntrainableModel: The patterns of ``trainer.freeze`` or the sizes do not fit the model.

@@ -1,8 +1,7 @@
 """Checks of the user's code: a child process imports it and calls a reward.
 
-Also tries the options of a sampler and of a loss from outside this package before a run does.
-
-Their code is called in a child process, because user code may do anything there.
+Also tries the options of a sampler and a loss from outside this package before a run does. Their
+code is called in a child process, because user code may do anything.
 """
 
 import asyncio
@@ -41,10 +40,10 @@ from offbeat.messages.failures import DeadlineExceeded
 from offbeat.messages.finding import Finding, error, ok, warning
 
 _RESPONSE: Final = ""
-"""The response for trying a reward. A model may end its answer before the first token."""
+"""The response with which a reward is tried. It is empty, as a model's answer may be."""
 
 _OF_ANY_RESPONSE: Final = ("reward_wrong_type", "reward_not_finite")
-"""Reasons of failures that do not depend on the response."""
+"""Reasons for failures that do not depend on the response."""
 
 
 def check_targets(
@@ -55,7 +54,8 @@ def check_targets(
     Args:
         config: A recipe of one environment.
         working_dir: Where the user's modules are.
-        row: A row of the prompts, for which each reward is called once. None: no reward is called.
+        row: A row of the prompts, for which each reward is called once. If None, no reward is
+            called.
     """
     environment = config.environment
     options = [each.options for each in environment.rewards.values()] or [environment.options]
@@ -95,7 +95,7 @@ def check_advantage(config: RunConfig, working_dir: Path) -> Iterator[Finding]:
 
 
 def _child(config: RunConfig, target: str, working_dir: Path, **changes: Any) -> RewardTarget:  # noqa: ANN401 - of the fields of a target
-    """Return a target without limits, for a child to import code of another process of a run."""
+    """Return a target without limits. With it, a child imports code meant for other processes."""
     no_limits: dict[str, Any] = {"options": {}, "memory_mib": None, "form": None}
     return make_reward_target(config.environment, target, working_dir, **{**no_limits, **changes})
 
@@ -133,7 +133,7 @@ def _describe_value(child: RewardTarget) -> Ready:
 
 
 def _call(key: str, child: RewardTarget, row: dict[str, Any]) -> Iterator[Finding]:
-    """Call a reward once, and report if it returned no reward."""
+    """Call a reward once. Report if it did not return a reward."""
     try:
         _run(child, row)
     except RewardFailed as failed:
@@ -149,7 +149,7 @@ def _run(child: RewardTarget, row: dict[str, Any] | None = None) -> Ready:
     """Import code in a child process, and call it once if there is a row.
 
     Raises:
-        RewardFailed: It cannot be imported, or the call returned no reward.
+        RewardFailed: The code cannot be imported, or the call did not return a reward.
     """
 
     async def run() -> Ready:
@@ -229,7 +229,7 @@ def try_options(
     *,
     within_s: float = _WITHIN_S,
 ) -> Iterator[Finding]:
-    """Make a custom sampler and prove a custom loss, with their options, as a run does.
+    """Create a custom sampler and prove a custom loss, with their options, as a run does.
 
     Args:
         config: A recipe.
@@ -276,7 +276,7 @@ def _try(
 
 
 def _run_trial(trial: Trial, within_s: float) -> TrialAnswer:
-    """Return the answer of a child process. End the child and all of its processes.
+    """Return the answer of a child process. Then end the child and all processes it started.
 
     Raises:
         DeadlineExceeded: No answer came in time.

@@ -21,15 +21,15 @@ LOOK: Final = "Look at a run"
 OPERATE: Final = "Operate"
 PLAN: Final = "Plan and test"
 GROUPS: Final = (START, LOOK, OPERATE, PLAN)
-"""Headings of ``offbeat --help``, in order. A command names one as its ``rich_help_panel``."""
+"""Headings of ``offbeat --help``, in order. Each command names one as its ``rich_help_panel``."""
 
 _MOST_COMPLETIONS: Final = 100
 
 
 def complete_recipe(incomplete: str) -> list[str]:
-    """Return recipes that begin with a word of the command line, also those of ``recipes/``.
+    """Return recipes that begin with a word of the command line, here or in ``recipes/``.
 
-    The shell completes other files if there are none.
+    If there are none, the shell completes other files.
     """
     return _matches(incomplete, "recipes/", "*.yaml")
 
@@ -40,7 +40,7 @@ def complete_run(incomplete: str) -> list[str]:
 
 
 def _matches(incomplete: str, usual: str, pattern: str) -> list[str]:
-    """Return the paths that begin with a word, or with it in the usual folder. Some, if many."""
+    """Return some paths that begin with a word, either here or in the usual folder."""
     in_usual = usual if usual.startswith(incomplete) else usual + incomplete
     for prefix in (incomplete, in_usual):
         found = glob.iglob(glob.escape(os.path.expanduser(prefix)) + pattern)  # noqa: PTH111, PTH207 -- as typed

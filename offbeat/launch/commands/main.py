@@ -1,4 +1,4 @@
-"""The commands. Each reads its recipe before it imports anything heavy.
+"""The commands. Each reads its recipe before it imports large packages.
 
 Exit codes: 0 finished, 1 failed run, 2 bad usage or configuration.
 """
@@ -43,7 +43,7 @@ class _Commands(TyperGroup):
     """The commands of this package, and the commands of plug-ins."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401 - of typer's own click
-        """Write the commands under their headings, and the names that other packages add."""
+        """Write the commands under their headings, and the commands that other packages add."""
         commands = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
         brought = names_of_packages("command")
         longest = max(map(len, [*commands, *brought]))
@@ -138,7 +138,7 @@ def main() -> None:
 
 
 def _from_home(argument: str) -> str:
-    """Expand a ``~`` that the shell does not: in quotes, or after the = of an option."""
+    """Expand a ``~`` that the shell does not expand: in quotes, or after the = of an option."""
     option, equals, value = (
         argument.partition("=") if argument.startswith("--") else ("", "", argument)
     )
@@ -227,7 +227,7 @@ def dry_run(
 def _with_local(overrides: list[str] | None, *, local: bool) -> list[str]:
     """Return the overrides, with the runtime that ``--local`` selects.
 
-    Exit with 2 if the overrides also name a runtime, because one of the two would be ignored.
+    Exit with code 2 if the overrides also name a runtime, because one of the two would be ignored.
     """
     given = list(overrides or ())
     if not local:
@@ -269,7 +269,7 @@ def preview(
     samples: Annotated[int, typer.Option("--samples", min=1, help="Samples per prompt.")] = 4,
     local: LocalOption = False,
 ) -> None:
-    """Show prompts, answers and rewards before training. Prompts are as the model reads them."""
+    """Show prompts, answers and rewards before training. Prompts appear as the model reads them."""
     from offbeat.launch.commands.recipes import read_with_model
     from offbeat.launch.evaluate import NothingToEvaluate
     from offbeat.launch.preview import PreviewFailed, preview_recipe
@@ -450,7 +450,7 @@ def stage(
 ) -> None:
     """Download a model to this machine or to a cluster.
 
-    With RAY_ADDRESS: to every node of that cluster. Each file is checked against its checksum. Exit code 1: a node lacks the model.
+    With RAY_ADDRESS, the model is downloaded to every node of that cluster. Each file is checked against its checksum. Exit code 1: a node lacks the model.
     """
     from offbeat.launch.commands.stage import stage_or_exit
 

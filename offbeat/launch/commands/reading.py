@@ -1,4 +1,4 @@
-"""The commands that read directories of live, ended and killed runs."""
+"""The commands that read directories of runs, whether live, ended or killed."""
 
 from typing import Annotated
 
@@ -45,7 +45,7 @@ def why(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the history of a prompt group. Says why it was trained or dropped."""
+    """Show the history of a prompt group, and why it was trained or dropped."""
     from offbeat.runs.evaluated_row import load_evaluated_row
     from offbeat.runs.why import why as group_history
 

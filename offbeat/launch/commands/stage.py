@@ -17,7 +17,7 @@ def stage_or_exit(what: str, others: list[str], target: Path, stall_timeout_s: f
     """Download a model and print a line per node.
 
     Raises:
-        typer.Exit: With 1 if a node lacks the model, with 2 if nothing was downloaded.
+        typer.Exit: With code 1 if a node lacks the model, with code 2 if nothing was downloaded.
     """
     try:
         snapshot = _snapshot(what, others, target)
@@ -44,7 +44,7 @@ def _snapshot(what: str, others: list[str], target: Path) -> HubSnapshot:
 
 
 def _stage(snapshot: HubSnapshot, target: Path, stall_s: float) -> dict[str, OffbeatError]:
-    """Download on all nodes of the cluster at ``RAY_ADDRESS``, else here. Return failures."""
+    """Download on all nodes of the cluster at ``RAY_ADDRESS``, or else here. Return failures."""
     from offbeat.launch.process_environment import set_environment
 
     set_environment({})

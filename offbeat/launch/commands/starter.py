@@ -1,4 +1,4 @@
-"""``offbeat init``: writes a directory that trains at once, with all files that a user changes."""
+"""``offbeat init``: writes a directory that is ready to train, with all files that users change."""
 
 import enum
 import os
@@ -15,13 +15,13 @@ from offbeat.launch.commands.arguments import refuse
 from offbeat.messages.text import list_names
 
 _RENAMED: Final = {"gitignore": ".gitignore"}
-"""Names of files that would affect this repository under their real names."""
+"""Stored and real names of files. Under its real name, each would affect this repository."""
 
 _RECIPE: Final = "recipe.yaml"
 _WITH_LOSS: Final = "algorithm.loss.target=losses:loss"
 
 _MOST_NAMED: Final = 3
-"""Files that a refusal lists. An old starter has all of them."""
+"""Maximum existing files that a refusal lists."""
 
 
 class Starter(enum.StrEnum):
@@ -40,7 +40,7 @@ class Starter(enum.StrEnum):
 def write_starter(folder: Path, starter: Starter = Starter.REWARD) -> None:
     """Write a starter into ``folder``, create the folder if missing, and print the next steps.
 
-    No existing file is replaced: instead exit with code 2 before anything is written.
+    No existing file is replaced. If any exists, exit with code 2 before anything is written.
     """
     sources = _sources(starter)
     if starter is Starter.LOSS and not (folder / _RECIPE).exists():

@@ -36,12 +36,13 @@ def loss_tokens(
 ) -> Callable[[PackedRows, Tensor, Tensor], LossTokens]:
     """Return a function that selects the values of a microbatch from the groups' columns.
 
-    Its arguments are a microbatch, its log-probabilities [N] and its entropies [N]. With the
-    trainer's weight ``version``, the result has each token's staleness. This is a diagnostic, not
-    an input of the loss.
+    The function's arguments are a microbatch, its log-probabilities [N] and its entropies [N]. With
+    the trainer's weight ``version``, the result includes each token's staleness. This is a
+    diagnostic, not an input of the loss.
 
     Raises:
-        SchemaError: No group has a column that the loss needs, or advantages do not match samples.
+        SchemaError: No group has a column that the loss needs, or the advantages do not match the
+            samples.
         UnfitColumns: A group's column does not fit its tokens, or is not finite at a trained token.
     """
     firsts = np.searchsorted(batch.group_S, np.arange(len(groups)))
@@ -90,7 +91,7 @@ def loss_tokens(
 
 
 def _share_of_sample(batch: Batch) -> NDArray[np.float64] | None:
-    """Return [S], each branch's part of its sample's wanted tokens, or None if all are 1."""
+    """Return [S]: each branch's share of its sample's wanted tokens. Return None if all are 1."""
     if batch.sample_S[-1] == len(batch.sample_S) - 1:
         return None
     wanted_S = np.bincount(batch.branch[batch.wanted], minlength=len(batch.sample_S))

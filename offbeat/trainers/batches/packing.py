@@ -2,24 +2,23 @@
 
 With a shared prompt, a row contains the prompt once, followed by the responses of several branches.
 Each response attends to the prompt and itself. Otherwise a row is the prompt and one response. The
-last token of a response predicts nothing and is left out, and so are tokens behind its last wanted
-token. The rows of a microbatch are stacked and padded to the longest, or laid end to end in one
-*flat* row, with attention computed segment by segment. Packing may separate the branches of a
-sample, because a loss needs only each branch's share of its sample.
+last token of a response predicts nothing and is left out. So are tokens after the response's last
+wanted token. The rows of a microbatch are stacked and padded to the longest, or laid end to end in
+one *flat* row, with attention computed segment by segment. Packing may put the branches of a sample
+into different rows, because a loss needs only each branch's share of its sample.
 
-Legend: R rows, T tokens of the longest row, S branches (a sample is one or more), N wanted response
-tokens (with computed logprobs), U positions in the rows that predict one or more of them.
+Legend: R rows, T tokens of the longest row, S branches (a sample has one or more), N wanted
+response tokens (whose logprobs are computed), U positions in the rows that predict one or more of
+them.
 
-Parts of a flat row. Each attends causally to the keys listed for it. Pure.
+A flat row is divided into parts. Each part attends causally to the keys listed for it. Parts
+replace an attention mask, which would have one entry per pair of tokens. The trainers derive parts
+from the prompt groups of a flat row, or from the segments of padded rows.
 
-Parts replace an attention mask, which would have one entry per pair of tokens. The trainers derive parts from the
-prompt groups of a flat row, or from the segments of padded rows.
-
-Checks that find an untrainable group of a chunk, so that only this group is dropped.
-
-Groups were checked when they were made (``schema.check``). Some checks are repeated here, because a
-violation would make a step silently wrong, or fail it for all its groups. They cost microseconds
-per group.
+The checks find a group that cannot be trained, so that only this group is dropped. Groups were
+checked when they were made (``schema.check``). Some checks are repeated here, because a violation
+would make a step silently wrong, or make it fail for all its groups. They cost microseconds per
+group.
 """
 
 import itertools
@@ -49,9 +48,9 @@ from offbeat.transfer_queue.schema import (
 def check_layout(groups: Sequence[Columns], token_columns: Sequence[str], vocabulary: int) -> None:
     """Check that each group has a prompt, branches of one token or more, and these columns.
 
-    Each column has one value per response token, and every token id is in the vocabulary. For
-    another id, an embedding on the CPU raises, one on CUDA ends the process, and a sharded one
-    yields zeros.
+    Each column has one value per response token, and every token id is in the vocabulary. For an id
+    outside the vocabulary, an embedding on the CPU raises, an embedding on CUDA ends the process,
+    and a sharded embedding yields zeros.
 
     Raises:
         UnfitColumns: Names the first group that fails a check.
@@ -77,7 +76,7 @@ def check_layout(groups: Sequence[Columns], token_columns: Sequence[str], vocabu
 
 
 def _check_samples(place: int, sample_of_branch: NDArray[np.generic], branches: int) -> None:
-    """Check that every branch has a sample, and that the branches of a sample are adjacent."""
+    """Check that every branch belongs to a sample, and that a sample's branches are adjacent."""
     steps = np.diff(sample_of_branch, prepend=-1)
     if len(steps) != branches or steps[0] != 1 or not np.isin(steps, (0, 1)).all():
         want = f"the sample of each of {branches} branches, 0 first, then the same or the next one"
@@ -111,9 +110,10 @@ def check_media(place: int, group: Columns, rules: MediaRules) -> Media | None:
 
 
 def check_placeholders(groups: Sequence[Columns], rules: MediaRules) -> None:
-    """Check that no prompt without media has a placeholder token, which would train as text.
+    """Check that prompts without media have no placeholder tokens, which would train as text.
 
-    Prompts of an agent's branches may have them, because they contain earlier sampled answers.
+    Prompts of an agent's branches may have placeholder tokens, because they contain earlier sampled
+    answers.
 
     Raises:
         UnfitColumns: Names the first group that fails.
@@ -142,8 +142,8 @@ def check_finite(
 
     Args:
         name: Name of the column.
-        values: [N]: one value per response token of all groups, end to end.
-        wanted: [N] bool: the token is trained. Elsewhere any value is allowed.
+        values: [N]: one value per response token, concatenated over all groups.
+        wanted: [N] bool: whether the token is trained. At other tokens any value is allowed.
         ends: [groups] int64: index in ``values`` at which each group ends.
     """
     if values.dtype.kind != "f" or np.isfinite(values[wanted]).all():
@@ -162,7 +162,7 @@ PADDING: Final = -1
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Concatenated groups. Every array is indexed by branch, or by token of all responses."""
+    """Concatenated groups. Every array is indexed by branch, or by token over all responses."""
 
     prompts: tuple[Ints, ...]  # one per group
     group_S: Ints
@@ -194,7 +194,7 @@ class PackedRow:
 
 @dataclass(frozen=True, slots=True)
 class PromptTree:
-    """A prompt and the branches behind it, as tokens of a flat row."""
+    """A prompt and the branches that follow it, as tokens of a flat row."""
 
     prompt: slice
     branches: tuple[slice, ...]  # branches with a token in the row, end to end behind the prompt
@@ -230,17 +230,17 @@ class PackedRows:
 
     @property
     def padding_token(self) -> int:
-        """Return a token that a model computes in these rows anyway, to pad with.
+        """Return a token to pad with: one that the model computes in these rows anyway.
 
-        At another token, such as one with an embedding of zeros, a model may have no finite
-        gradient. Infinity times 0 would be NaN in the gradients of the weights.
+        At a different token, such as one with an embedding of zeros, the model may have no finite
+        gradient. Then infinity times 0 would put NaN into the gradients of the weights.
         """
         first = self.predicts_U[0] if self.predicts_U.size else 0
         return int(self.input_ids_RT.flat[first])
 
 
 def padding_microbatch(token: int) -> PackedRows:
-    """Return a microbatch of one token and no sample, for a rank that must compute with others.
+    """Return a microbatch of one token and no sample, for a rank that must join others in a pass.
 
     Args:
         token: The ``padding_token`` of a microbatch of the same step.
@@ -328,7 +328,7 @@ def flatten(
 
 
 def pack(batch: Batch, rows: Sequence[PackedRow], *, flat: bool = False) -> PackedRows:
-    """Lay out one microbatch. Every branch of ``rows`` has at least one wanted token.
+    """Lay out one microbatch. Every branch in ``rows`` must have at least one wanted token.
 
     Rows are padded to the longest one, or laid end to end in a single row with ``flat``.
     """
@@ -422,7 +422,7 @@ def visible(segments_RT: Ints) -> Bools:
 
 
 def _sample_of_each_branch(groups: Sequence[Columns], offsets: Sequence[Ints]) -> Ints:
-    """Return [S], the index of each branch's sample. Samples are counted over all groups."""
+    """Return [S]: the index of each branch's sample, counted over all groups."""
     own = [
         np.asarray(group.get(BRANCH_SAMPLES, np.arange(len(each) - 1)), np.int64)
         for group, each in zip(groups, offsets, strict=True)
@@ -446,14 +446,14 @@ def _trees(
 
 
 def _before_in_row(values_S: Ints, row_S: Ints, branches_R: Ints) -> Ints:
-    """Return per branch [S] the sum of the values of the branches before it in its row."""
+    """Return [S]: for each branch, the sum of the values of the branches before it in its row."""
     before = np.cumsum(values_S) - values_S
     first_R = np.cumsum(branches_R) - branches_R
     return before - before[first_R][row_S]
 
 
 def _index_ragged(lengths: Ints) -> tuple[Ints, Ints]:
-    """Return owner and index within its owner of every element, for owners of these lengths."""
+    """Return every element's owner and its index within the owner, for owners of these lengths."""
     owner = np.repeat(np.arange(len(lengths)), lengths)
     first = np.cumsum(lengths) - lengths
     return owner, np.arange(len(owner)) - first[owner]
@@ -461,7 +461,7 @@ def _index_ragged(lengths: Ints) -> tuple[Ints, Ints]:
 
 @dataclass(frozen=True, slots=True)
 class AttentionPart:
-    """Queries and the keys that their last one attends to. Each earlier query attends to one less.
+    """Queries, and the keys that the last query attends to. Each earlier query attends to one less.
 
     The last slice of keys ends with one key per query.
     """
@@ -471,7 +471,7 @@ class AttentionPart:
 
 
 def list_tree_parts(trees: Sequence[PromptTree]) -> list[AttentionPart]:
-    """Return the parts of a flat row of whole groups: prompts, and branches behind their prompt."""
+    """Return the parts of a flat row of whole groups: prompts, and the branches of each prompt."""
     parts = list[AttentionPart]()
     for tree in trees:
         if tree.is_one_sequence:

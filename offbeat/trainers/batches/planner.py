@@ -27,7 +27,7 @@ def plan_rows(batch: Batch, *, response_tokens: float, max_tokens: int) -> list[
     Args:
         batch: Branches without a wanted token are left out.
         response_tokens: Sum over the branches of a row. With 0, every branch gets a separate row.
-        max_tokens: Length of the longest row, unless a group's longest branch exceeds it.
+        max_tokens: Maximum length of a row, unless a group's longest branch exceeds it.
     """
     rows = list[PackedRow]()
     bounds = np.searchsorted(batch.group_S, np.arange(len(batch.prompts) + 1)).tolist()
@@ -44,8 +44,8 @@ def plan_rows(batch: Batch, *, response_tokens: float, max_tokens: int) -> list[
 def plan_microbatches(rows: Sequence[PackedRow], max_tokens: int) -> Iterator[list[PackedRow]]:
     """Cut rows, longest first, into microbatches of at most ``max_tokens``, padding included.
 
-    A longer row is a separate microbatch. A full enough microbatch is closed if padding the next
-    row would cost more than starting another microbatch.
+    A longer row gets a separate microbatch. A microbatch that is full enough is closed if padding
+    the next row would cost more than starting another microbatch.
     """
     current = list[PackedRow]()
     for row in sorted(rows, key=lambda each: -each.length):
@@ -65,7 +65,8 @@ def plan_microbatches(rows: Sequence[PackedRow], max_tokens: int) -> Iterator[li
 def plan_flat_microbatches(rows: Sequence[PackedRow], max_tokens: int) -> Iterator[list[PackedRow]]:
     """Assign rows, longest first, to microbatches of at most ``max_tokens`` without padding.
 
-    Each row goes to the first microbatch with room for it. A longer row is a separate microbatch.
+    Each row goes to the first microbatch with room for it. A row of more than ``max_tokens`` gets a
+    separate microbatch.
     """
     microbatches, filled = list[list[PackedRow]](), list[int]()
     for row in sorted(rows, key=lambda each: -each.length):
@@ -82,12 +83,13 @@ def plan_flat_microbatches(rows: Sequence[PackedRow], max_tokens: int) -> Iterat
 def best_response_tokens(prompt_tokens: float, ratio_tokens: float) -> float:
     """Return the number of response tokens per row with the least compute per sample.
 
-    A row of k samples of L tokens behind a prompt of P costs ``(P + kL) * linear`` and ``(P + kL)^2
+    A row of k samples of L tokens after a prompt of P tokens costs ``(P + kL) * linear`` and ``(P +
+    kL)^2
     * pair``. The cost per sample is least at ``kL = sqrt(P (P + linear / pair))``. Long rows save
     copies of the prompt, but compute masked attention across samples.
 
     Args:
-        prompt_tokens: P.
+        prompt_tokens: P, the length of the prompt.
         ratio_tokens: ``linear / pair``: cost of a token outside attention, divided by the cost of
             one pair.
     """
@@ -97,7 +99,7 @@ def best_response_tokens(prompt_tokens: float, ratio_tokens: float) -> float:
 def _assign(
     branches: list[int], lengths: list[int], response_tokens: float, room: int
 ) -> list[list[int]]:
-    """Assign branches, longest first, each to the emptiest row. Their total sets the row count."""
+    """Assign branches, longest first, each to the emptiest row. Their sum sets the row count."""
     if not branches:
         return []
     if response_tokens <= 0:
@@ -118,7 +120,7 @@ def _assign(
 
 MASKED: Final = 1.1  # cost of a pair under a mask that is read from memory; measured on a CPU
 CAUSAL_OVERHANG: Final = 200
-"""Pairs per token that a causal kernel's blocks compute above the diagonal, measured on a CPU."""
+"""Pairs above the diagonal that a causal kernel's blocks compute per token, measured on a CPU."""
 
 
 class RowLayout(Enum):
@@ -178,14 +180,14 @@ class MicrobatchPlanner:
     ratio_tokens: float  # cost of a token outside attention, relative to a pair of tokens inside
     vocabulary: int  # token ids of the model
     call_pairs: float | None = field(default=None, kw_only=True)
-    """Cost of one call of split attention, relative to a pair. None: the model cannot split it."""
+    """Cost of one call of split attention, in pairs, or None if the model cannot use it."""
     media_rules: MediaRules = field(default=TEXT_ONLY, kw_only=True)
-    """Media that the model reads."""
+    """Rules of the media that the model reads."""
 
     def cut(
         self, groups: Sequence[Columns], *, only_trained: bool
     ) -> tuple[Batch | None, list[PackedRows]]:
-        """Return the concatenated groups, and microbatches with each wanted token in one of them.
+        """Return the concatenated groups, and microbatches that have each wanted token once.
 
         The layout with the lowest cost is used. Without groups, the batch is None and there are no
         microbatches.
@@ -213,7 +215,7 @@ class MicrobatchPlanner:
         return min(plans.items(), key=lambda plan: costs.of(*plan, batch))
 
     def _plans(self, batch: Batch) -> Iterator[tuple[RowLayout, list[list[PackedRow]]]]:
-        """Yield the layouts that are exact for the model, with the microbatches of each."""
+        """Yield each layout that is exact for the model, with its microbatches."""
 
         def rows(response_tokens: float) -> list[PackedRow]:
             return plan_rows(batch, response_tokens=response_tokens, max_tokens=self.max_tokens)

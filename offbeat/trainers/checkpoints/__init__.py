@@ -1,1 +1,1 @@
-"""Checkpoints of a trainer: written whole or not at all, verified, shared by all ranks."""
+"""Checkpoints of a trainer: written completely or not at all, verified, shared by all ranks."""

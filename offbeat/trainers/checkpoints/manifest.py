@@ -74,7 +74,7 @@ class _OnlySchema(msgspec.Struct, frozen=True):
 
 
 Describe = Callable[[Path, Sequence[str]], Sequence[FileRecord]]
-"""Reads files like ``describe``, in one process or distributed over several processes."""
+"""Function like ``describe``: it reads files in one process, or distributed over several."""
 
 
 def describe(directory: Path, names: Sequence[str]) -> tuple[FileRecord, ...]:
@@ -99,7 +99,7 @@ def read_manifest(directory: Path) -> CheckpointManifest:
 
     Raises:
         CheckpointCorrupt: The manifest or a file is missing or damaged.
-        CheckpointMismatch: It has a different schema.
+        CheckpointMismatch: The manifest has a different schema.
         OSError: The disk cannot read.
     """
     file = directory / MANIFEST
@@ -134,7 +134,7 @@ def verify(directory: Path, files: Sequence[FileRecord], describe: Describe = de
     """Read these files of a directory and compare their digests.
 
     Raises:
-        CheckpointCorrupt: A digest differs. Names the file and both digests.
+        CheckpointCorrupt: A digest differs. The error names the file and both digests.
         OSError: The disk cannot read.
     """
     got = {each.name: each.digest for each in describe(directory, [each.name for each in files])}
@@ -146,17 +146,18 @@ def check_version(directory: Path, manifest: CheckpointManifest, named: int) -> 
     """Refuse a checkpoint that is stored under the name of another version.
 
     Raises:
-        CheckpointCorrupt: Names the version that it contains.
+        CheckpointCorrupt: The versions differ. The error names the version that the checkpoint
+            contains.
     """
     if manifest.version != named:
         raise CheckpointCorrupt(str(directory), f"it holds version {manifest.version}")
 
 
 def check_identity(directory: Path, manifest: CheckpointManifest, own: Identity) -> None:
-    """Refuse the state of another backend or another model.
+    """Refuse the state of a different backend or model.
 
     Raises:
-        CheckpointMismatch: Names the difference and the fix.
+        CheckpointMismatch: The identities differ. The error names the difference and the fix.
     """
     stored = manifest.identity
     if stored.backend != own.backend:

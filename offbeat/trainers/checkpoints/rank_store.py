@@ -2,14 +2,13 @@
 
 All ranks write and read together, in a directory that all of them see. Each reads back and digests
 a share of the files. Rank 0 leads: it decides which checkpoints are written and loaded, and
-broadcasts an order. All ranks execute the order, and all gather the outcomes. The other ranks
-follow until rank 0 broadcasts that the work is done. If one rank fails, all fail.
+broadcasts an order. All ranks execute the order, and all gather the outcomes. This repeats until
+rank 0 broadcasts that the work is done. If one rank fails, all fail.
 
-Checkpoints of a trainer on a machine without access to the run directory: local, with a copy.
-
-The run directory is authoritative. Before a rewind, its checkpoints are fetched to this machine.
-After a save or a rewind, it is made equal to this machine. This is for one rank only, because
-several ranks write one checkpoint together.
+If the trainer's machine has no access to the run directory, checkpoints are local and are copied
+(``MirroredCheckpoints``). The run directory is authoritative. Before a rewind, its checkpoints are
+fetched to this machine. After a save or a rewind, the run directory is made equal to this machine.
+This works for one rank only, because several ranks write one checkpoint together.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,14 +35,14 @@ T = TypeVar("T")
 
 
 class _Order(msgspec.Struct, frozen=True, tag=True):
-    """Order to digest a share of the named files each. Without names: write each its own files."""
+    """Order to every rank: digest a share of these files, or without names, write its own files."""
 
     directory: str
     names: Sequence[str] | None = None
 
 
 class _Done(msgspec.Struct, frozen=True, tag=True):
-    """End of the work, with the result of rank 0 as msgpack, or None if it failed."""
+    """End of the work, with the result of rank 0 as msgpack, or None if rank 0 failed."""
 
     result: bytes | None
 
@@ -96,7 +95,7 @@ class RankCheckpoints:
         return self._convert_errors(version, lambda: self._run("checkpoint", lead, _BYTES))
 
     def rewind(self, at_most: int) -> VerifiedCheckpoint | None:
-        """Rewind like ``CheckpointStore.rewind``. All ranks return the same."""
+        """Rewind like ``CheckpointStore.rewind``. All ranks return the same checkpoint."""
 
         def lead() -> CheckpointManifest | None:
             stored = self._store.rewind(at_most)
@@ -106,11 +105,11 @@ class RankCheckpoints:
         return None if found is None else self._store.with_directory(found)
 
     def load(self, stored: VerifiedCheckpoint, load: Write) -> None:
-        """Load a checkpoint on all ranks. If one fails, all raise.
+        """Load a checkpoint on all ranks. If one rank fails, all ranks raise.
 
         Raises:
-            CheckpointFailed: It could not be read.
-            PeerFailed: Another rank could not read it.
+            CheckpointFailed: This rank could not read the checkpoint.
+            PeerFailed: Another rank could not read the checkpoint.
         """
 
         def read() -> None:
@@ -129,7 +128,7 @@ class RankCheckpoints:
         """Run ``lead`` on rank 0, which sends orders to all. Return its result on all ranks.
 
         Raises:
-            Exception: The error of ``lead``, on rank 0, or of this rank's own work.
+            Exception: On rank 0, the error of ``lead``. On any rank, the error of its own work.
             PeerFailed: On the others.
         """
         if self._peers.rank:
@@ -153,7 +152,7 @@ class RankCheckpoints:
         return order.result
 
     def _order(self, directory: Path, names: Sequence[str] | None = None) -> list[FileRecord]:
-        """Order all ranks to digest a share of these files each, or to write their own files.
+        """Order each rank to digest a share of these files, or to write its own files.
 
         Raises:
             OSError: A rank could not execute the order.
@@ -201,7 +200,7 @@ class MirroredCheckpoints:
     """Checkpoint store of one rank, mirrored to the driver's run directory."""
 
     def __init__(self, store: RankCheckpoints, root: Path, files: Files) -> None:
-        """Mirror ``store``. Its checkpoints are in ``root`` on this machine."""
+        """Mirror ``store``, whose checkpoints are in ``root`` on this machine."""
         self._store, self._root, self._files = store, root, files
 
     def save(self, version: int, weights_digest: str, nbytes: int, write: Write) -> int:
@@ -240,7 +239,7 @@ class MirroredCheckpoints:
     def _publish(self, gone: tuple[str, ...]) -> None:
         """Copy the local states to the run directory.
 
-        Remove its ``gone`` entries that are not local.
+        Remove the ``gone`` entries of the run directory that do not exist locally.
         """
         there, here = dict(self._files.listing(FOLDER)), fingerprints(self._root)
         extra = {there[name]: name for name in there if name not in here and _is_of_a_state(name)}

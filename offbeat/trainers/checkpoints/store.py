@@ -1,7 +1,7 @@
 """Checkpoints of a trainer's whole state, written atomically.
 
     state_N        a complete checkpoint of version N
-    LATEST         the name of the newest one, for people and tools; ``newest`` does not read it
+    LATEST         name of the newest checkpoint, for people and tools; ``newest`` does not read it
     abandoned_N    from a rewound lineage; removed once the new lineage has a checkpoint
     corrupt_N      found damaged at a rewind; kept for diagnosis
     .partial_*     left by a process that died while writing or removing; the next save removes it
@@ -38,7 +38,7 @@ from offbeat.trainers.checkpoints.manifest import (
 from offbeat.trainers.errors import CheckpointMismatch
 
 Write = Callable[[Path], object]
-"""Writes the files of a state into a directory, or reads them."""
+"""Function that writes the files of a state into a directory, or reads them."""
 
 log = structlog.stdlib.get_logger()
 LATEST: Final = "LATEST"
@@ -79,14 +79,14 @@ class CheckpointStore:
     def save(self, version: int, weights_digest: str, nbytes: int, write: Write) -> int:
         """Save a state. Return its size in bytes once it is durable and LATEST names it.
 
-        Saving a checkpoint that already exists intact is a no-op. A different or damaged one of
-        this version is set aside.
+        If the same checkpoint already exists intact, nothing is written. A different or damaged
+        checkpoint of this version is set aside.
 
         Args:
             version: Weight version of the state. It names the checkpoint.
             weights_digest: Digest of the weights in the state.
             nbytes: Estimated size of the state.
-            write: Writes the files into the given empty directory, and need not sync them.
+            write: Writes the files into the given empty directory. It need not sync them.
 
         Raises:
             CheckpointFailed: The disk is full, cannot be written, or failed. Earlier checkpoints
@@ -111,13 +111,13 @@ class CheckpointStore:
         return stored.manifest.nbytes
 
     def newest(self, at_most: int) -> VerifiedCheckpoint | None:
-        """Return the newest checkpoint of this version or older with only intact files.
+        """Return the newest checkpoint of this version or older whose files are all intact.
 
-        A damaged checkpoint is skipped and logged. Its files are not changed.
+        Damaged checkpoints are skipped and logged. Their files are not changed.
 
         Raises:
-            CheckpointMismatch: The newest undamaged one belongs to another model, backend or
-                schema.
+            CheckpointMismatch: The newest undamaged checkpoint belongs to a different model,
+                backend or schema.
         """
         versions = (each for each in self._versions() if each <= at_most)
         return next((found for each in versions if (found := self._verify(each))), None)
@@ -125,7 +125,8 @@ class CheckpointStore:
     def rewind(self, at_most: int) -> VerifiedCheckpoint | None:
         """Return ``newest``. Set aside newer checkpoints, because their versions are retrained.
 
-        If it returns None, for the initial model, all are set aside and LATEST is removed.
+        If the result is None, which means the initial model, all checkpoints are set aside and
+        LATEST is removed.
 
         Raises:
             CheckpointMismatch: ``newest`` raised it. No checkpoint is set aside.
@@ -207,7 +208,7 @@ class CheckpointStore:
         self._disk.sync(self._root)
 
     def _set_aside(self, version: int, prefix: str) -> None:
-        """Rename a checkpoint to ``prefix``, which tells the reason."""
+        """Rename a checkpoint so that its name begins with ``prefix``, which tells the reason."""
         names = (f"{prefix}{version}{again}" for again in _suffixes())
         free = next(name for name in names if not (self._root / name).exists())
         log.warning("checkpoint.set_aside", version=version, name=free)
@@ -216,7 +217,7 @@ class CheckpointStore:
     # --- removing --------------------------------------------------------------------------------
 
     def _prune(self, version: int) -> None:
-        """Remove checkpoints that the new one replaces. If the disk fails, only space is lost."""
+        """Remove checkpoints that are no longer needed. If the disk fails, only space is lost."""
         whole = [each for each in self._versions() if each <= version and self._complete(each)]
         gone = [self._directory(each) for each in whole[self._keep :]]
         gone += sorted(self._root.glob(f"{_ABANDONED}*"))

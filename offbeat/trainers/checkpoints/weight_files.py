@@ -1,8 +1,7 @@
 """Writes model weights as they arrive: one safetensors file, or several files and an index.
 
-Tensors by name in a safetensors file. Reading it runs no code.
-
-Atomic replacement of a Hugging Face directory, independent of backend and tensors.
+Also saves and reads single safetensors files, which never runs code from the file, and replaces a
+Hugging Face directory atomically.
 """
 
 # pyright: reportUnknownVariableType=false
@@ -32,7 +31,7 @@ def save_tensors(
     On a disk that several machines share, only the machine that wrote a file can sync it.
 
     Raises:
-        OSError: The disk failed. Replaces safetensors' own error class.
+        OSError: The disk failed. This replaces safetensors' own error class.
     """
     try:
         named = {name: tensor.contiguous() for name, tensor in tensors.items()}
@@ -47,8 +46,8 @@ def open_tensors(file: Path) -> Generator[Any]:
     """Yield safetensors' reader of a file.
 
     Raises:
-        OSError: The file cannot be read, or is damaged. Replaces safetensors' own error class, and
-            names the file.
+        OSError: The file cannot be read, or is damaged. This error replaces safetensors' own error
+            class and names the file.
     """
     try:
         with safe_open(file, framework="pt") as opened:
@@ -106,7 +105,7 @@ def _is_asset(file: Path) -> bool:
 SINGLE: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"
 FILE_BYTES: Final = 4 * 2**30
-"""Most bytes of a file with several tensors. So many are in memory at a time."""
+"""Maximum bytes of a file with several tensors. The writer holds this much in memory."""
 
 _UNFINISHED: Final = "model-{:05}.unfinished"
 _SEVERAL: Final = "model-{:05}-of-{:05}.safetensors"
@@ -124,7 +123,7 @@ def write_weights(
     Args:
         weights: Tensors by unique name, on any device.
         directory: Directory of the files.
-        file_bytes: Most bytes of a file. A larger tensor has a separate file.
+        file_bytes: Maximum bytes of a file. A larger tensor gets a separate file.
 
     Raises:
         OSError: The disk failed.

@@ -26,7 +26,7 @@ from offbeat.weight_sync.wire_format import make_policy, wire_held, wire_metas, 
 
 
 class HeldShards:
-    """Packs this rank's regions of a sharded model. Nothing is gathered."""
+    """Packs this rank's regions of a sharded model, without gathering whole tensors."""
 
     manifest: Manifest
     routes: tuple[BucketRoute, ...]
@@ -41,17 +41,17 @@ class HeldShards:
         """Create the source.
 
         Args:
-            plan: Plan of the releases, until ``follow``.
+            plan: Plan of the releases, until ``follow`` makes a new plan.
             rank: This rank.
             held: Returns this rank's regions, in memory that training updates.
-            plan_for: Returns the plan for a layout of engines, the same on every rank. None keeps
-                ``plan`` for every layout.
+            plan_for: Returns the plan for a layout of engines, which must be the same on every
+                rank. If this is None, ``plan`` is kept for every layout.
         """
         self._rank, self._held, self._plan_for = rank, held, plan_for
         self._adopt(plan)
 
     def follow(self, layout: EngineLayout) -> None:
-        """Plan further releases for the needs of engine ranks with this layout."""
+        """Plan the following releases for the needs of engine ranks with this layout."""
         if self._plan_for is not None:
             self._adopt(self._plan_for(layout))
 
@@ -91,7 +91,7 @@ Section = TypeVar("Section", bound=ModelTrainerConfig)
 
 
 def in_steps(spec: TrainerSpec, trainer: Section) -> Section:
-    """Return the section with the lengths of its learning-rate schedule in steps."""
+    """Return the section with all lengths of its learning-rate schedule converted to steps."""
     optimizer = schedule_in_steps(spec.config, trainer.optimizer)
     return trainer.model_copy(update={"optimizer": optimizer})
 
@@ -101,7 +101,7 @@ def rank_options(spec: TrainerSpec, peers: Peers) -> RankOptions:
 
     Raises:
         LossRefused: The user's loss cannot be loaded, or lacks a property that training needs.
-        InputChanged: Its source has changed since the run began.
+        InputChanged: The loss's source has changed since the run began.
     """
     config = spec.config
     return RankOptions(
@@ -116,7 +116,7 @@ def rank_options(spec: TrainerSpec, peers: Peers) -> RankOptions:
 def build_source(
     spec: TrainerSpec, metas: Iterable[Meta], named: Callable[[], Iterator[Named]]
 ) -> GatheredSource:
-    """Build the weight source of one rank, with the names that the run's engines load.
+    """Build the weight source of one rank. It uses the weight names that the run's engines load.
 
     Args:
         spec: The rank's spec.
@@ -143,7 +143,7 @@ def build_shards(
     held: Callable[[], list[TensorRegion]],
     peers: Peers,
 ) -> HeldShards | None:
-    """Build the weight source of a rank that sends its own shards, or None if rank 0 sends for all.
+    """Build the weight source of a rank that sends its own shards. Return None if rank 0 sends all.
 
     All ranks must call it together. They exchange names and regions of their shards, and each makes
     the same plan from them. They make another plan once the layout of the engines is known.

@@ -18,17 +18,18 @@ T = TypeVar("T")
 def shares(tokens: Mapping[int, int], ranks: int) -> tuple[tuple[int, ...], ...]:
     """Assign groups to ranks so that all have about as many tokens. A group is never split.
 
-    Groups are assigned by falling size, each to the rank with the fewest tokens so far. Ties go to
-    the lowest rank and the group with the lowest number. So two ranks differ by at most the largest
-    group, and every rank has a group if there are enough. The result depends only on the numbers
-    and their tokens, not on their order.
+    Groups are assigned from the largest to the smallest, each to the rank with the fewest tokens so
+    far. Ties go to the lowest rank and the group with the lowest number. So two ranks differ by at
+    most the largest group, and every rank has a group if there are enough. The result depends only
+    on the numbers and their tokens, not on their order.
 
     Args:
-        tokens: Tokens of each group, by a number that identifies it. 0 tokens count as one.
+        tokens: Tokens of each group, by a number that identifies it. A group of 0 tokens counts as
+            one token.
         ranks: Number of ranks, 1 or more.
 
     Returns:
-        For each rank the numbers of its groups, in rising order.
+        For each rank, the numbers of its groups in ascending order.
     """
     assigned, loads = [list[int]() for _ in range(ranks)], [0] * ranks
     for group in sorted(tokens, key=lambda each: (-tokens[each], each)):
@@ -43,7 +44,7 @@ def minibatch_shares(
 ) -> tuple[tuple[int, ...], ...]:
     """Assign groups to ranks like ``shares``, each minibatch by itself.
 
-    Ranks train a minibatch together. A rank with few of its tokens would wait for the others.
+    Ranks train a minibatch together, so a rank with few of its tokens would wait for the others.
 
     Args:
         tokens: Tokens of each group, by a number that identifies it.
@@ -74,9 +75,9 @@ def pad_microbatches(microbatches: Sequence[T], count: int, padding: T) -> list[
 class Replicas:
     """Partition of a world into replicas: sets of ranks that hold one copy of the model together.
 
-    Ranks are numbered with the tensor-parallel place fastest, then the context-parallel one, then
-    the data-parallel one, then the pipeline stage. Encoder ranks, which hold no language model,
-    follow. Among them, the tensor-parallel place is fastest.
+    In the numbering of ranks, the tensor-parallel place varies fastest, then the context-parallel
+    place, then the data-parallel place, then the pipeline stage. Encoder ranks, which hold no
+    language model, follow. Among them, the tensor-parallel place varies fastest.
     """
 
     data: int = 1
@@ -123,7 +124,7 @@ class Replicas:
         return rank // self.neighbours % self.data
 
     def list_shares(self, rank: int) -> tuple[int, ...]:
-        """Return the indices of the data shares that ``rank`` gets groups of, in their order.
+        """Return the indices of the data shares whose groups ``rank`` gets, in ascending order.
 
         A language rank gets its own share. The encoder ranks of set ``e`` get ``data / encoders``
         shares, from ``e * data / encoders`` on, because they encode the pictures of these groups.
@@ -136,6 +137,6 @@ class Replicas:
 
     @property
     def leaders(self) -> tuple[int, ...]:
-        """Return one rank per replica, in order of the shares. It replies for the replica."""
+        """Return the rank of each replica that replies for it, in order of the shares."""
         first_of_last_stage = (self.pipeline - 1) * self.data * self.neighbours
         return tuple(first_of_last_stage + share * self.neighbours for share in range(self.data))

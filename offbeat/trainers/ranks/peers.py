@@ -45,7 +45,7 @@ def shorten_error(error: Exception) -> str:
 
 
 class Peers(Protocol):
-    """The ranks of a world, seen from one of them. All of them make the same calls, in order."""
+    """The ranks of a world, seen from one rank. All must make the same calls in the same order."""
 
     @property
     def rank(self) -> int: ...
@@ -57,7 +57,7 @@ class Peers(Protocol):
     def timeout_s(self) -> float:
         """Return how long a collective waits for a rank.
 
-        Process groups of some ranks use it too.
+        Process groups of only some ranks use this time, too.
         """
         ...
 
@@ -68,12 +68,12 @@ class Peers(Protocol):
     def all_gather(self, value: T, decoder: "msgspec.msgpack.Decoder[T]") -> list[T]:
         """Return the values of all ranks, in rank order: the same list on each rank.
 
-        ``decoder`` has their type. They are sent as msgpack.
+        ``decoder`` is a decoder for the type of these values. They are sent as msgpack.
         """
         ...
 
     def broadcast(self, value: T, decoder: "msgspec.msgpack.Decoder[T]") -> T:
-        """Return the first rank's value. ``decoder`` has its type."""
+        """Return the first rank's value. ``decoder`` is a decoder for the type of this value."""
         ...
 
     def are_lost(self, error: Exception) -> bool:
@@ -109,8 +109,8 @@ def all_reduce_max_or_fail(
 ) -> list[int]:
     """Return the elementwise maximum over all ranks, if none of them failed.
 
-    All ranks must call it. A rank that cannot continue reports it here, before the others wait for
-    it.
+    All ranks must call it. A rank that cannot continue reports its failure here, before the others
+    wait for it.
 
     Raises:
         Exception: ``failure``, on the rank that has it.
@@ -127,7 +127,7 @@ def all_reduce_max_or_fail(
 def run_on_all_ranks(peers: Peers, during: str, work: Callable[[], T]) -> T:
     """Run ``work``, which may fail on any rank.
 
-    Either all continue or none. All ranks must call it.
+    If it fails on one rank, this raises on all ranks. All ranks must call it.
 
     Raises:
         Exception: The error of ``work``, on the rank that raised it.
@@ -140,7 +140,7 @@ def run_on_all_ranks(peers: Peers, during: str, work: Callable[[], T]) -> T:
 def run_and_reduce_max(
     peers: Peers, during: str, work: Callable[[], tuple[T, int]]
 ) -> tuple[T, int]:
-    """Do as ``run_on_all_ranks``. Return the value, and the number's maximum over all ranks."""
+    """Run ``work`` like ``run_on_all_ranks``. Return its value, and the maximum of its number."""
     try:
         (done, value), failure = work(), None
     except Exception as error:

@@ -41,7 +41,7 @@ def _gather(into: Tensor, own: Tensor) -> None:
 
 
 def open_rendezvous(host: str) -> tuple[StoreServer, StoreAddress]:
-    """Start a rendezvous store at a free port of ``host``. It serves only holders of its key."""
+    """Start a rendezvous store on a free port of ``host``. It serves only holders of its key."""
     key = SharedKey.random()
     server = StoreServer(host, key)
     return server, StoreAddress(server.host, server.port, key)

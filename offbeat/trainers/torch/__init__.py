@@ -1,4 +1,4 @@
-"""The torch trainer: any Hugging Face causal LM, sharded by FSDP2 or whole on one rank.
+"""The torch trainer: any Hugging Face causal LM, sharded by FSDP2, or whole on a single rank.
 
 loading        the model of a directory: loaded, proved, sharded over the ranks
 passes         forward and backward passes of microbatches
@@ -7,7 +7,7 @@ forward        rows -> log-probabilities of the wanted tokens
 logprobs       log-probabilities from logits, with a lean backward
 optimizer      AdamW, clipping, master weights
 sharding       weights and gradients sharded over the ranks
-tensor_*       matrices divided over tensor ranks, and proofs that these compute one step
+tensor_*       matrices divided over tensor ranks, and proofs that these compute the same step
 model          load, and facts of a model
 flops          floating-point operations of a model's passes
 """

@@ -2,9 +2,10 @@
 
 torch runs the trainer's own forward and backward pass on tensors without memory
 (``FakeTensorMode``) and counts the live memory (``MemTracker``). So recomputed layers, a chunked
-head and every model family are counted as they are computed, without a formula for each.
+head and every model family are counted in the way that they are computed, and none needs a formula.
 
-Bytes of a model that a rank holds if tensor ranks divide it and data ranks shard it.
+Also computes the bytes of a model that a rank holds if tensor ranks divide the model and data ranks
+shard it.
 """
 
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
@@ -49,7 +50,7 @@ from offbeat.weight_sync.region import Shape
 
 _COUNTED_APART: Final = ("PARAM", "BUFFER", "GRAD")
 _FEW_LAYERS: Final = (1, 2)
-"""Layers of the measured models. Memory is linear in their number, and a run lasts seconds."""
+"""Layer counts of the measured models. Memory is linear in it, and a measurement takes seconds."""
 
 
 def activation_bytes(
@@ -59,11 +60,11 @@ def activation_bytes(
     dtype: torch.dtype,
     proof: RowProof,
 ) -> tuple[int, tuple[int, int]] | None:
-    """Return the bytes of the largest microbatch of the groups, and its rows and tokens per row.
+    """Return the bytes of the largest microbatch of the groups, its rows, and tokens per row.
 
-    The peak of live memory in forward and backward pass counts, on one rank, while the gradients of
-    all weights exist. The result is None if the model has experts, if a pass depends on the values,
-    or if its layers cannot be recomputed.
+    The bytes are the peak of live memory in the forward and backward pass, on one rank, while the
+    gradients of all weights exist. The result is None if the model has experts, if a pass depends
+    on tensor values, or if the model's layers cannot be recomputed.
     """
     with torch.device("meta"):
         shell = find_auto_class(config).from_config(config)
@@ -155,14 +156,15 @@ def largest_rank(
 ) -> RankBytes:
     """Return the bytes of the rank that holds most, which is the first one.
 
-    A trained 16-bit weight is kept in float32, as its master. A frozen one keeps its 16 bits.
-    Buffers are whole on every rank. The weights that a pass gathers and the tensors that it computes are not included.
+    A trained 16-bit weight is kept as a float32 master. A frozen weight stays in 16 bits. Buffers
+    are whole on every rank. The weights that a pass gathers and the tensors that it computes are
+    not included.
 
     Args:
-        model: The whole model. It may be without memory.
+        model: The whole model. It may have no memory for its weights.
         dtype: Dtype of the weights in passes.
         data: Number of data-parallel ranks.
-        tensor: Number of tensor-parallel ranks. One needs no plan of the model.
+        tensor: Number of tensor-parallel ranks. With 1, the model needs no division plan.
         frozen: Parameters that are not trained.
         references: Number of frozen copies in addition to the model.
 
@@ -191,7 +193,7 @@ def count_sharded_bytes(
     """Return the bytes of the rank that holds most, as ``largest_rank`` does.
 
     Args:
-        weights: Name and shape of each, and whether it is trained.
+        weights: Name and shape of each weight, and whether it is trained.
         buffers: Bytes of all buffers.
         dtype: Dtype of the weights in passes.
         data: Number of data-parallel ranks.

@@ -18,10 +18,11 @@ from offbeat.trainers.torch.sharding import cut_like, local_region
 def exchange_weights(
     exchanges: Iterable[tuple[nn.Module, nn.Module, str, Callable[[Tensor], Tensor]]],
 ) -> Generator[None]:
-    """Exchange weights inside the block while the modules that read them compute.
+    """Exchange weights, inside the block, while the modules that read them compute.
 
-    A weight is exchanged when the pass reaches its module, after its ranks have gathered it. It is
-    restored when the pass leaves the module. So only one module's weights exist twice at a time.
+    A weight is exchanged when the pass reaches its module, after the ranks have gathered the
+    weight. It is restored when the pass leaves the module. So only one module's weights exist twice
+    at a time.
 
     Args:
         exchanges: The module that computes, the one that holds the weight, the weight's name there,

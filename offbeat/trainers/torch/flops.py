@@ -18,7 +18,8 @@ def model_flops(model: PreTrainedModel) -> ModelFlops | None:
     """Return the FLOPs of a causal LM, or None if they are unknown.
 
     They are unknown if a weight is neither a matrix nor an expert, or if a layer has no heads.
-    Experts are counted if their router is known (``routing``), as many as each token is sent to.
+    Experts are counted if their router is known (``routing``). Each token then counts for as many
+    experts as it is sent to.
     """
     head = model.get_output_embeddings()
     config = model.config.get_text_config(decoder=True)
@@ -44,7 +45,7 @@ def model_flops(model: PreTrainedModel) -> ModelFlops | None:
 def _expert_weights(
     model: PreTrainedModel, config: PreTrainedConfig
 ) -> Iterator[tuple[Tensor, float]]:
-    """Yield matrices of routers and experts, and the part of each that a token is multiplied with.
+    """Yield the matrices of routers and experts, and which part of each a token is multiplied with.
 
     The experts of a layer are one tensor. Its first axis is the expert.
     """
@@ -59,7 +60,7 @@ def _expert_weights(
 
 
 def _config_of_each_layer(config: PreTrainedConfig) -> Iterator[PreTrainedConfig]:
-    """Yield the config of each layer, because head sizes differ by layer in some families."""
+    """Yield the config of each layer: in some model families, head sizes differ by layer."""
     return (config.per_layer_config[layer] for layer in range(config.num_hidden_layers))
 
 

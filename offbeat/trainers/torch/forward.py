@@ -1,15 +1,12 @@
 """One forward pass over packed rows, down to the log-probabilities of the wanted tokens.
 
-Legend: R rows, T tokens of a row, U positions that predict, N wanted tokens, H hidden, V
+Legend: R rows, T tokens of a row, U positions ("places") that predict, N wanted tokens, H hidden, V
 vocabulary.
 
-An output head whose logits are computed, used and discarded chunk by chunk.
-
-For a row of 32k tokens over 49k words, the logits need 6 GiB in float32, and their gradient as much
-again. Only a log-probability and an entropy are read per token. Each chunk of places computes both
-from its own logits, and computes the logits again in backward.
-
-Legend: U places that predict, V vocabulary, N wanted tokens.
+The output head computes, uses and discards its logits chunk by chunk. For a row of 32k tokens and a
+vocabulary of 49k, all logits would need 6 GiB in float32, and their gradient as much again. But
+only a log-probability and an entropy are read per token. Each chunk of places computes both from
+its own logits, and computes the logits again in backward.
 """
 
 # pyright: reportPrivateUsage=false, reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -42,11 +39,11 @@ from offbeat.trainers.torch.sharding import reset_after_error, settle
 from offbeat.trainers.torch.split_attention import SPLIT
 
 OfLogits = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, ...]]
-"""A function of logits [U, V], each token's place in U, and its id [N]. Yields tensors [N]."""
+"""A function of logits [U, V], each token's place in U [N], and its id [N]. Returns tensors [N]."""
 
 _ON_A_CPU: Final = 1 << 27
 _ON_A_GPU: Final = 1 << 29
-"""Number of logits per chunk: 512 MiB in float32, 1 GiB in bfloat16. Fewer are not chunked."""
+"""Number of logits per chunk: 512 MiB in float32, 1 GiB in bfloat16. Fewer need no chunks."""
 
 
 def chunk_places(vocabulary: int, device: torch.device) -> int:
@@ -58,9 +55,9 @@ def chunk_places(vocabulary: int, device: torch.device) -> int:
 def chunk_head(
     head: nn.Module, packed: PackedRows, compute: OfLogits, places: int
 ) -> Generator[Callable[[Tensor], tuple[Tensor, ...]]]:
-    """Replace the output of a head by the result of ``compute`` on its logits, inside the block.
+    """Replace, inside the block, the output of a head by the result of ``compute`` on its logits.
 
-    Hooks do so while the model's forward runs, because the weights of a sharded model exist only
+    Hooks do this while the model's forward runs, because the weights of a sharded model exist only
     then. The model must return the head's output unchanged.
 
     Args:
@@ -143,10 +140,10 @@ class PassOptions(TypedDict, total=False):
     """Settings of a pass."""
 
     plain_head: bool
-    """Whether the head's output are the logits. Then many places are computed in chunks."""
+    """Whether the head's outputs are the logits. If so, many places are computed in chunks."""
 
     features_of: FeaturesOf | None
-    """Returns features of media. None, the default: the model's own encoder."""
+    """Returns features of media, or None (the default) for the model's own encoder."""
 
 
 def compute_packed_logprobs(
@@ -156,13 +153,13 @@ def compute_packed_logprobs(
     dtype: torch.dtype | None = None,
     **options: Unpack[PassOptions],
 ) -> Tensor:
-    """Compute log-probabilities [N] of the wanted tokens of a microbatch, ordered by ``source_N``.
+    """Compute log-probabilities [N] of a microbatch's wanted tokens, ordered by ``source_N``.
 
-    Passes run in ``dtype``, if it differs from the dtype of the weights.
+    Passes run in ``dtype``, even if the weights have a different dtype.
 
-    Only the places that predict a wanted token reach the vocabulary. With padded rows and masked
+    Logits are computed only at places that predict a wanted token. With padded rows and masked
     prompts, the logits of all places would be most of the memory and much of the work.
-    Tensor-parallel ranks that divide the rows of the head call it together.
+    Tensor-parallel ranks that divide the rows of the head must call it together.
     """
 
     def read(*given: Any) -> tuple[Tensor]:  # noqa: ANN401 -- arguments of ``token_logprobs``
@@ -178,7 +175,7 @@ def compute_packed_logprobs_and_entropies(
     dtype: torch.dtype | None = None,
     **options: Unpack[PassOptions],
 ) -> tuple[Tensor, Tensor]:
-    """Compute the log-probabilities of ``compute_packed_logprobs``, and the entropies [N] of the tokens' distributions."""
+    """Compute the results of ``compute_packed_logprobs``, and the tokens' entropies [N]."""
     read = token_logprobs_and_entropies
     logprobs_N, entropy_N = _through_head(model, packed, read, temperature, dtype, **options)
     return logprobs_N, entropy_N
@@ -221,7 +218,7 @@ def _through_head(
 
 
 def _logits(model: PreTrainedModel, packed: PackedRows, dtype: torch.dtype | None) -> Tensor:
-    """Return the model's logits. Hooks of its head choose the places."""
+    """Return the model's logits. Hooks on the output head select the places."""
     device = model.device
     inputs: dict[str, Any] = {
         "input_ids": torch.from_numpy(packed.input_ids_RT).to(device, non_blocking=True),
@@ -251,9 +248,9 @@ def top_logprobs(
     count: int,
     features_of: FeaturesOf | None = None,
 ) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[float, ...], ...]]:
-    """Return the most probable tokens after canary prompts of equal length, by a plain forward pass.
+    """Return the most probable tokens after canary prompts of equal length, by a plain pass.
 
-    A prompt with placeholders has the canaries' medium. ``features_of``: see ``PassOptions``.
+    A prompt with placeholders gets the canaries' medium. ``PassOptions`` describes ``features_of``.
     """
     rules, head = media_rules(model.config), output_head(model)
     rows = canary_rows(prompts, rules)
@@ -281,7 +278,7 @@ def output_head(model: PreTrainedModel) -> nn.Module:
 
 
 def has_plain_head(model: PreTrainedModel) -> bool:
-    """Return whether the head's output are the logits, without a later cap or scale."""
+    """Return whether the head's outputs are the logits, without a later cap or scale."""
     known = torch.linspace(1, 100, vocabulary(model), dtype=torch.float32, device=model.device)
 
     def replace(_: nn.Module, __: tuple[Tensor], output: Tensor) -> Tensor:
@@ -299,11 +296,11 @@ def has_plain_head(model: PreTrainedModel) -> bool:
 
 @contextmanager
 def _only_places(head: nn.Module, places_U: Tensor) -> Generator[None]:
-    """Restrict the output head to the hidden states [U, H] of these positions inside the block.
+    """Restrict the output head, inside the block, to the hidden states [U, H] of these positions.
 
     A hook in front of the head works for every model, because later operations on the logits (a
     cap, a scale) are elementwise. Calling body and head separately would skip these operations.
-    ``logits_to_keep`` would keep the same places of every row.
+    transformers' ``logits_to_keep`` could only keep the same places in every row.
     """
 
     def select(_: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:

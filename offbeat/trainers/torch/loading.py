@@ -1,9 +1,8 @@
 """Loads a torch trainer's model: whole on one rank, or sharded over several and filled by rank 0.
 
-Loading of a sharded model: rank 0 reads it, and each rank keeps its part.
-
-Every rank makes the model without memory, shards it, and allocates only its part. Only rank 0 has
-read the files. It broadcasts tensor by tensor, and each rank copies its part.
+To load a sharded model, every rank makes the model without memory for weights, shards it, and
+allocates only its part. Only rank 0 reads the files. It broadcasts tensor by tensor, and each rank
+copies its part.
 """
 
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
@@ -56,7 +55,7 @@ def make_shell(path: str | Path, dtype: torch.dtype, *, trust_remote_code: bool)
 
 
 def make_room(model: PreTrainedModel, device: str) -> None:
-    """Allocate this rank's part of a model that was sharded without memory, and all buffers.
+    """Allocate all buffers and this rank's part of a model that was sharded without memory.
 
     Raises:
         UntrainableModel: The model keeps a tensor elsewhere, which would not be filled.
@@ -77,8 +76,8 @@ def spread(
     """Fill this rank's weights and buffers of a sharded model. All ranks must call it together.
 
     Args:
-        source: The whole model on rank 0, None on other ranks.
-        model: Sharded, with this rank's part allocated.
+        source: The whole model on rank 0, or None on other ranks.
+        model: The sharded model, with this rank's part allocated.
         weights: Weights of ``model``.
         device: Device of the ranks' collectives.
     """
@@ -97,7 +96,7 @@ def spread(
 
 
 def fill_like(source: PreTrainedModel, model: PreTrainedModel) -> None:
-    """Copy the settings that files store in addition to weights, for a later export."""
+    """Copy the settings that the files store in addition to the weights, for a later export."""
     model.generation_config = source.generation_config
     model._weight_conversions = source._weight_conversions  # noqa: SLF001 -- how it was renamed
 
@@ -105,7 +104,7 @@ def fill_like(source: PreTrainedModel, model: PreTrainedModel) -> None:
 def from_first(
     given: Tensor | None, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """Return rank 0's tensor on every rank. Only rank 0 is ``given`` it."""
+    """Return rank 0's tensor on every rank. Only rank 0 passes it as ``given``."""
     if given is None:
         whole = torch.empty(shape, dtype=dtype, device=device)
     else:
@@ -120,7 +119,7 @@ _PROVED: Final = msgspec.msgpack.Decoder(tuple[RowProof, Witness])
 class ModelLoader:
     """Makes a directory's model on the ranks of a torch trainer, as trained model or reference.
 
-    ``read``, ``prove``, ``make`` and ``shard`` are called in this order, by all ranks together.
+    All ranks must call ``read``, ``prove``, ``make`` and ``shard`` together, in this order.
     """
 
     def __init__(
@@ -141,7 +140,7 @@ class ModelLoader:
             trainer: Device, freezing, packing and parallel sizes.
             model: Dtype of the weights, and whether code of the directory may run.
             max_model_len: Tokens of the longest sequence of the run.
-            seed: Seed of torch's generator, for weights missing in the files.
+            seed: Seed of torch's generator, for weights that are missing in the files.
             peers: The ranks of the world.
             trained: The trained weights, which are added to the model if it lacks them.
         """
@@ -153,14 +152,14 @@ class ModelLoader:
         self._attention: str | None = None  # chosen by transformers
 
     def read(self, during: str) -> PreTrainedModel | None:
-        """Return the whole model of the files on rank 0, None on other ranks."""
+        """Return the whole model of the files on rank 0, or None on other ranks."""
         is_first = self.peers.rank == 0
         return run_on_all_ranks(self.peers, during, lambda: self.load() if is_first else None)
 
     def prove(self, whole: PreTrainedModel | None) -> tuple[RowProof, Witness]:
-        """Prove the rows of the whole model on rank 0. Return the result on all ranks.
+        """Prove packed rows on the whole model on rank 0. Return the result on all ranks.
 
-        Models that are made afterwards use the proved attention.
+        Models that are made afterwards use the attention that was proved.
 
         Raises:
             UntrainableModel: Packed rows of the model are not exact.
@@ -178,7 +177,7 @@ class ModelLoader:
         return rows, witness
 
     def make(self, whole: PreTrainedModel | None) -> PreTrainedModel:
-        """Return the model that was read, or one without memory to shard over several ranks."""
+        """Return the model that was read. For several ranks, return one without memory instead."""
         if self.peers.size == 1 and whole is not None:
             return whole
         shell = self.shell()
@@ -197,7 +196,7 @@ class ModelLoader:
         return weights
 
     def prove_shards(self, model: PreTrainedModel, witness: Witness) -> None:
-        """Prove that the ranks together compute the whole model's results. All ranks must call it.
+        """Prove that the ranks together compute the same results as the whole model.
 
         Raises:
             UntrainableModel: The results differ.
@@ -220,10 +219,10 @@ class ModelLoader:
     def load_teacher(
         self, path: str, vocabulary_size: int, *, shared_prompt: bool
     ) -> PreTrainedModel:
-        """Load a frozen model of another directory. It must be exact in the trained model's rows.
+        """Load a frozen model of another directory. It must be exact in the same kind of rows.
 
         Raises:
-            UntrainableModel: It is not exact, or it has a different vocabulary.
+            UntrainableModel: The teacher is not exact, or it has a different vocabulary.
         """
         teacher = self._load(Path(path)).requires_grad_(requires_grad=False)
         proof, _ = prove_rows(
@@ -249,7 +248,7 @@ class ModelLoader:
         return model
 
     def shell(self) -> PreTrainedModel:
-        """Return the model of ``load``, without memory."""
+        """Return the same model as ``load``, but without memory for weights."""
         remote_code = self._model.trust_remote_code
         shell = make_shell(self.path, self.dtype, trust_remote_code=remote_code)
         if self._attention:
@@ -270,7 +269,7 @@ class ModelLoader:
     def cut_over(
         self, axes: RankMesh, model: PreTrainedModel, plan: Mapping[str, str]
     ) -> ShardedWeights:
-        """Shard over these axes like ``cut``. Their tensor ranks divide matrices by a plan."""
+        """Shard like ``cut``, over these axes. The tensor ranks divide matrices by a plan."""
 
         def divide(cut: PreTrainedModel) -> None:
             if axes.tensor is not None:

@@ -1,20 +1,17 @@
 """Log-probabilities of given tokens from logits, and entropies of their distributions.
 
-If tensor-parallel ranks divide the rows of an output head, each has the logits of its own tokens
-(``VocabularyShare``), and all of them call a function together. Results are equal on all ranks, and
-each gets the gradient of its logits.
+If tensor-parallel ranks divide the rows of an output head, each rank has the logits of its own
+tokens (``VocabularyShare``), and all of them must call a function together. Results are equal on
+all ranks, and each rank gets the gradient of its own logits.
 
-Legend: U positions with logits, V vocabulary, or this rank's share of it, N tokens, each predicted
-by one of the positions.
+Legend: U positions with logits, V vocabulary or this rank's share of it, N tokens, each predicted
+by one of the positions, T ranks.
 
-Embedding and output head with rows divided over tensor-parallel ranks, and their exchanges.
-
-Each rank has the rows of some tokens. The embedding returns zeros for the tokens of other ranks,
-and the ranks add their results up. The head returns the logits of only this rank's tokens. A
-token's log-probability and entropy are computed from a few numbers of each rank. So no rank ever
-holds the whole matrices or logits.
-
-Legend: U places with logits, V this rank's rows of the vocabulary, N tokens, T ranks.
+The module also divides the rows of embedding and output head over tensor-parallel ranks. Each rank
+has the rows of some tokens. The embedding returns zeros for the tokens of other ranks, and the
+ranks add up their results. The head returns the logits of only this rank's tokens. A token's
+log-probability and entropy are computed from a few numbers of each rank. So no rank ever holds the
+whole matrices or logits.
 """
 
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
@@ -38,12 +35,12 @@ from transformers import PreTrainedModel
 from offbeat.weight_sync.region import chunk_cuts
 
 _HEAD: Final = ("colwise_gather_output", "colwise_rep")
-"""Kinds of division by rows that transformers' plans have for an output head."""
+"""Names in transformers' plans for dividing an output head by rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class VocabularyShare:
-    """The rows of the vocabulary that one of several tensor-parallel ranks has."""
+    """The rows of the vocabulary that one of several tensor-parallel ranks holds."""
 
     cuts: tuple[int, ...]  # first row of each rank, and the end
     rank: int
@@ -59,20 +56,20 @@ class VocabularyShare:
 
     @property
     def most_rows(self) -> int:
-        """Return the largest number of rows of any rank: the first rank has it."""
+        """Return the largest number of rows on any rank, which is the number on the first rank."""
         return self.cuts[1]
 
     def own(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Return whether tokens are this rank's, and their rows here, 0 for other ranks' tokens."""
+        """Return whether tokens belong to this rank, and their rows here (0 for other tokens)."""
         is_own = (tokens >= self.first) & (tokens < self.first + self.rows)
         return is_own, torch.where(is_own, tokens - self.first, 0)
 
     def add_up(self, values: Tensor) -> Tensor:
-        """Return the sum of a tensor over the ranks. All of them call it together."""
+        """Return the sum of a tensor over the ranks. All of them must call it together."""
         return sum_over(values, self.group)
 
     def stack_ranks(self, values: Tensor) -> Tensor:
-        """Return a tensor of each rank, stacked. All of them call it together."""
+        """Return the tensors of all ranks, stacked. All ranks must call it together."""
         values = values.contiguous()
         every = [torch.empty_like(values) for _ in self.cuts[1:]]
         dist.all_gather(every, values, group=self.group)
@@ -83,7 +80,7 @@ class VocabularyShare:
 
         Args:
             total_U: Logarithms of the sums of the exponentials of this rank's logits.
-            entropy_U: Entropies over this rank's tokens only. None: not wanted.
+            entropy_U: Entropies over only this rank's tokens, or None if they are not wanted.
         """
         parts = [total_U] if entropy_U is None else [total_U, entropy_U]
         every_TU, *entropies = self.stack_ranks(torch.stack(parts)).unbind(1)
@@ -96,10 +93,13 @@ class VocabularyShare:
 
 
 class DividedEmbedding(nn.Module):
-    """An embedding with some rows on this rank. Its output is whole on all ranks."""
+    """An embedding with some of its rows on this rank. Its output is complete on all ranks."""
 
     def __init__(self, weight: nn.Parameter, padding: int | None, share: VocabularyShare) -> None:
-        """``padding`` is the token that gets no gradient for its row from here, or None."""
+        """Create the embedding.
+
+        The row of the token ``padding``, if it is not None, gets no gradient from the embedding.
+        """
         super().__init__()
         self.weight, self._share = weight, share
         is_here = padding is not None and 0 <= padding - share.first < share.rows
@@ -113,7 +113,7 @@ class DividedEmbedding(nn.Module):
 
 
 class DividedHead(nn.Module):
-    """An output head with some rows on this rank. It returns the logits of their tokens."""
+    """An output head with some of its rows on this rank. It returns the logits of their tokens."""
 
     def __init__(
         self, weight: nn.Parameter, bias: nn.Parameter | None, share: VocabularyShare
@@ -128,14 +128,14 @@ class DividedHead(nn.Module):
 
 
 def sum_over(values: Tensor, group: Any) -> Tensor:  # noqa: ANN401 -- torch does not type groups
-    """Return the sum of a tensor over the ranks of a group. All of them call it together."""
+    """Return the sum of a tensor over the ranks of a group. All of them must call it together."""
     whole = values.clone(memory_format=torch.contiguous_format)
     dist.all_reduce(whole, group=group)
     return whole
 
 
 class AddedUp(torch.autograd.Function):
-    """The sum over ranks. Each rank has the whole gradient, so it is not summed again."""
+    """The sum over ranks. Each rank already has the whole gradient, so backward sums nothing."""
 
     @staticmethod
     def forward(_: Any, values: Tensor, add: Callable[[Tensor], Tensor]) -> Tensor:  # noqa: ANN401 -- torch does not type its context
@@ -163,9 +163,9 @@ class _ReadByAll(torch.autograd.Function):
 def vocabulary_modules(model: PreTrainedModel, ranks: int) -> tuple[str, ...]:
     """Return the names of embedding and output head if both can be divided by rows, else nothing.
 
-    They can if the plan of the model's class in transformers has the head, every rank gets rows,
-    and both are plain. If an embedding scales its output, or a head has an adapter, both are left
-    whole.
+    This is the case if transformers' plan for the model's class includes the head, every rank gets
+    rows, and both modules are plain. If the embedding scales its output, or the head has an
+    adapter, both are left whole.
     """
     found, head = model.get_input_embeddings(), model.get_output_embeddings()
     if type(found) is not nn.Embedding or type(head) is not nn.Linear or found.max_norm is not None:
@@ -179,7 +179,7 @@ def vocabulary_modules(model: PreTrainedModel, ranks: int) -> tuple[str, ...]:
 
 
 def divide_vocabulary(model: PreTrainedModel, mesh: DeviceMesh, names: Sequence[str]) -> None:
-    """Divide the rows of these modules over the ranks of a mesh, in place. Tied ones stay tied."""
+    """Divide these modules' rows over the ranks of a mesh, in place. Tied modules stay tied."""
     divided = dict[Tensor, nn.Parameter]()  # by the whole parameter
 
     def part(whole: Tensor) -> nn.Parameter:
@@ -207,7 +207,7 @@ def find_share(head: nn.Module) -> VocabularyShare | None:
 
 
 def largest_of_all(logits_UV: Tensor, count: int, share: VocabularyShare) -> tuple[Tensor, Tensor]:
-    """Return the largest logprobs [U, count] over all ranks, in falling order, and their tokens."""
+    """Return the largest logprobs [U, count] over all ranks, in descending order, and tokens."""
     count = min(count, share.cuts[-1])
     whole_U, _ = share.of_all(torch.logsumexp(logits_UV, -1), None)
     kept = logits_UV.topk(min(count, share.rows), -1)
@@ -220,7 +220,7 @@ def largest_of_all(logits_UV: Tensor, count: int, share: VocabularyShare) -> tup
 
 
 def local_part(parameter: Tensor) -> Tensor:
-    """Return this rank's rows, with the gradient of the whole. Data ranks gather them."""
+    """Return this rank's rows, with their whole gradient. Data ranks gather the rows."""
     return parameter.to_local() if isinstance(parameter, DTensor) else parameter
 
 
@@ -229,7 +229,7 @@ _ON_A_GPU: Final = 1 << 26
 """Number of logits that are processed at a time."""
 
 NEVER: Final = -1e4
-"""Logarithm in place of minus infinity. Its ``exp`` is 0 in every dtype, and 0 times it is 0."""
+"""Logarithm used for minus infinity. Its ``exp`` is 0 in every dtype, and 0 times it is 0."""
 
 
 def token_logprobs(
@@ -249,7 +249,7 @@ def token_logprobs(
         which_N: [N] int64: index of the position that predicts each token. Positions may repeat.
         target_N: [N] int64: token ids.
         temperature: Temperature of the softmax.
-        share: The tokens of the logits. None: all.
+        share: The share of the vocabulary that the logits cover, or None for all of it.
 
     Returns:
         [N] float32, or float64 for float64 logits.
@@ -266,9 +266,9 @@ def token_logprobs_and_entropies(
 ) -> tuple[Tensor, Tensor]:
     """Compute ``token_logprobs``, and the entropy of the distribution of each token.
 
-    Entropies are ``-sum p log p`` with ``p = softmax(logits / temperature)``, [N] in nats. They
-    reuse the parts of the logits from which the logprobs are computed. So neither pass needs
-    another buffer of their size. Both results have a gradient.
+    Entropies are ``-sum p log p`` with ``p = softmax(logits / temperature)``, [N] in nats. They are
+    computed in the same slices of the logits as the logprobs. So neither pass needs another buffer
+    as large as the logits. Both results have a gradient.
     """
     return _TokenLogprobs.apply(logits_UV, which_N, target_N, temperature, True, share)  # noqa: FBT003 -- as above  # pyright: ignore[reportReturnType]
 
@@ -278,7 +278,7 @@ def largest_logprobs(
 ) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[float, ...], ...]]:
     """Return the ``count`` most probable tokens of each row of [U, V] logits, and their logprobs.
 
-    Both are in falling order of the natural logprobs.
+    Both are in descending order of the logprobs (natural log).
     """
     wide_UV = logits_UV.to(torch.promote_types(logits_UV.dtype, torch.float32))
     if share is None:
@@ -366,7 +366,7 @@ class _TokenLogprobs(torch.autograd.Function):
 
 
 def _total_and_entropy(scaled_UV: Tensor, *, with_entropies: bool) -> tuple[Tensor, Tensor | None]:
-    """Return logarithms [U] of the sums of the exponentials, and entropies [U] of their shares."""
+    """Return the log-sum-exp [U] of each row, and the entropy [U] of its softmax."""
     if not with_entropies:
         return torch.logsumexp(scaled_UV, -1), None
     largest_U = scaled_UV.amax(-1, keepdim=True)
@@ -385,6 +385,6 @@ def _rows(logits_UV: Tensor) -> Iterator[slice]:
 
 
 def scale(logits: Tensor, temperature: float) -> Tensor:
-    """Return ``logits / temperature``, at least in float32."""
+    """Return ``logits / temperature`` in float32 or wider."""
     wide = logits if logits.dtype == torch.float64 else logits.float()
     return wide if temperature == 1 else wide / temperature

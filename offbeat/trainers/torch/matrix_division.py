@@ -15,7 +15,7 @@ from offbeat.trainers.torch.sharding import RankMesh
 
 
 class SizeNames(NamedTuple):
-    """Names of the settings of the parallel sizes, for errors."""
+    """Names of the settings for the parallel sizes, for errors."""
 
     tensor: str
     encoders: str
@@ -38,10 +38,10 @@ class MatrixDivision(Protocol):
         """Return the kind of division by module name. Only names and sizes are read.
 
         Args:
-            model: A causal LM. It may be without memory.
+            model: A causal LM. It may have no memory for its weights.
             ranks: Number of tensor ranks.
-            holds_tower: Whether its ranks also hold the vision tower, if it has one.
-            names: Names of the sizes to change, for errors.
+            holds_tower: Whether the ranks also hold the vision tower, if the model has one.
+            names: Names of the settings to change, for errors.
 
         Raises:
             UntrainableModel: The model cannot be divided over so many ranks.
@@ -93,6 +93,6 @@ def find_division() -> MatrixDivision:
     """Return the plug-in that divides matrices.
 
     Raises:
-        PluginUnusable: No package provides it, or its import fails.
+        PluginUnusable: No package provides the plug-in, or its import fails.
     """
     return cast("MatrixDivision", find_only("division"))

@@ -1,15 +1,13 @@
-"""Loading of the causal LM of a Hugging Face directory, and facts of a model.
+"""Loads the causal LM of a Hugging Face directory, and computes facts about a model.
 
-Activation checkpointing: layers keep only their input, and are computed again in backward.
-
+With activation checkpointing, layers keep only their input, and are computed again in backward.
 transformers supports this only for a model in training mode. Here the model is in evaluation mode,
-without randomness, so that option would silently have no effect. Only the layer's ``forward`` is
-repeated. The hooks of FSDP2 before and after a layer run once per pass.
+without randomness, so transformers' option would silently have no effect. Only the layer's
+``forward`` is repeated. The hooks of FSDP2 before and after a layer run once per pass.
 
-Parameters that a recipe excludes from training by name (``trainer.freeze``).
-
-A frozen parameter has no gradient. So the optimizer has neither moments nor weight decay for it,
-and FSDP2 keeps its shards in the dtype of the model.
+A recipe can exclude parameters from training by name (``trainer.freeze``). A frozen parameter has
+no gradient. So the optimizer has neither moments nor weight decay for it, and FSDP2 keeps its
+shards in the dtype of the model.
 """
 
 # pyright: reportPrivateUsage=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
@@ -39,10 +37,10 @@ from offbeat.weight_sync.chunks import iterate_weights
 
 _CALL_ON_A_CPU: Final = 1_400_000
 _CALL_ON_A_GPU: Final = 6_000_000_000
-"""Multiplications of a forward pass with the duration of a call of attention and its gradient.
+"""Forward-pass multiplications that take as long as the fixed cost of one attention call.
 
-On a CPU 0.1 ms at 85 GFLOP/s, measured. On a GPU 0.1 ms at 360 TFLOP/s, an assumption. It only
-decides from which length on segments are computed one by one.
+That is 0.1 ms, gradient included: measured on a CPU at 85 GFLOP/s, assumed on a GPU at 360 TFLOP/s.
+The value only decides from which length on segments are computed one by one.
 """
 
 
@@ -63,8 +61,9 @@ def make_unfilled_model(
 ) -> PreTrainedModel:
     """Return the causal LM of a config on the meta device, with the dtypes of a loaded model.
 
-    When a 16-bit model is loaded, some tensors stay in float32, such as the biases of routers. A
-    model made only from its config has them in 16 bits, and small updates of such a bias are lost.
+    When a 16-bit model is loaded, some tensors stay in float32, such as the biases of routers. In a
+    model made only from its config, they have 16 bits, and small updates of such a bias would be
+    lost.
     """
     with LOADING, torch.device("meta"):
         model = find_auto_class(config).from_config(
@@ -81,7 +80,8 @@ def make_unfilled_model(
 def identity(model: PreTrainedModel) -> Identity:
     """Return the identity of this model's state.
 
-    It depends on names, shapes and dtypes of the weights, in order, and on which are frozen.
+    It depends on the order, names, shapes and dtypes of the weights, and on which of them are
+    frozen.
     """
     digest, count, frozen_count = xxhash.xxh3_128(), 0, 0
     frozen = {name for name, each in model.named_parameters() if not each.requires_grad}
@@ -100,7 +100,7 @@ def linear_to_pair_ratio(model: PreTrainedModel) -> float:
     """Return the multiplications per token outside attention, divided by those per pair inside.
 
     Every weight except the embeddings is used once per token. A pair needs two products (score and
-    value) of all heads in every layer. Together they are about as wide as the hidden state.
+    value) in all heads of every layer. Together, the heads are about as wide as the hidden state.
     """
     config = model.config.get_text_config(decoder=True)
     embedding = model.get_input_embeddings().weight
@@ -123,14 +123,14 @@ def vocabulary(model: PreTrainedModel) -> int:
 def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
     """Return the repeated layers in order. Empty if the model does not name their class.
 
-    They are identified by class. ``fully_shard`` changes the class, so call this before sharding.
+    Layers are identified by class. ``fully_shard`` changes the class, so call this before sharding.
     """
     kinds = set(model._no_split_modules or ())  # noqa: SLF001 -- the only place with the names
     return [each for each in model.modules() if type(each).__name__ in kinds]
 
 
 def freeze(model: PreTrainedModel, patterns: Sequence[str]) -> None:
-    """Exclude all parameters that match a pattern from training. Models without memory are allowed.
+    """Exclude all parameters that match a pattern from training. The model may be without memory.
 
     Raises:
         UntrainableModel: ``frozen_parameters`` refuses the patterns.
@@ -140,11 +140,11 @@ def freeze(model: PreTrainedModel, patterns: Sequence[str]) -> None:
 
 
 def frozen_parameters(model: PreTrainedModel, patterns: Sequence[str]) -> list[nn.Parameter]:
-    """Return the parameters with a name in the model that matches a pattern, tied ones once.
+    """Return the parameters whose name in the model matches a pattern, tied parameters once.
 
     Raises:
-        UntrainableModel: A pattern matches no name, or only some names of a tied parameter, or all
-            parameters are matched.
+        UntrainableModel: A pattern matches no name or only some names of a tied parameter, or the
+            patterns match all parameters.
     """
     names_by_parameter = dict[nn.Parameter, list[str]]()
     for name, each in model.named_parameters(remove_duplicate=False):
@@ -197,7 +197,7 @@ def _beginnings(names: Sequence[str]) -> list[str]:
 
 
 def recompute_layers(model: PreTrainedModel) -> None:
-    """Recompute every decoder layer in backward. Call it once, before the model is sharded.
+    """Make every decoder layer be recomputed in backward. Call this once, before sharding.
 
     Names, weights and values are unchanged.
 

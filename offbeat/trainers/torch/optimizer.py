@@ -1,7 +1,7 @@
 """AdamW over raw gradient sums: normalise, clip, check and step in one place.
 
-Half-precision parameters get a float32 master each. Gradients are summed and weights are updated
-there, because a step of 1e-6 is lost in bfloat16's eight bits. The model keeps its dtype.
+Each half-precision parameter gets a float32 master. Gradients are summed and weights are updated in
+the masters, because a step of 1e-6 is lost in bfloat16's eight bits. The model keeps its dtype.
 
 If the model is sharded, each rank updates its shards. AdamW is elementwise, so only the norm needs
 a collective. If several tensor ranks hold a copy of a weight, the norm counts it once, and its
@@ -28,21 +28,21 @@ from offbeat.trainers.ranks.peers import Peers, SingleRank
 from offbeat.trainers.torch.sharding import RankMesh, cut_like, own
 
 _BLOCK: Final = 1 << 20
-"""Number of elements that are rounded at once. It bounds the memory of the noise."""
+"""Number of elements that are rounded at once. It bounds the memory for the random noise."""
 
 _HALF_STEP: Final = 1 << 15
-"""Half the distance of two bfloat16 numbers, in float32 numbers."""
+"""Half the distance between two bfloat16 numbers, counted in float32 numbers."""
 
 
 def round_stochastically(weights: Tensor, masters: Tensor, name: str, updates: int) -> None:
-    """Set ``weights`` to ``masters``, rounding each up or down to a bfloat16 neighbour.
+    """Set ``weights`` to ``masters``, each rounded up or down to a bfloat16 neighbour at random.
 
-    A master with an exact bfloat16 value is kept. A step at a rate of 1e-5 changes most weights by
-    less than the distance between two bfloat16 numbers. Rounded to the nearest, they would not
-    change for several steps. Rounded up with the probability of the truncated part, the expected
-    weight is the master (Gupta et al. 2015, arXiv:1502.02551, section 2). The noise depends only on
-    the parameter's name and its number of updates, so a resumed run has the same weights, bit for
-    bit.
+    A master that is an exact bfloat16 value stays the same. A step at a rate of 1e-5 changes most
+    weights by less than the distance between two bfloat16 numbers. With rounding to nearest, these
+    weights would not change for several steps. Here the probability of rounding up is the truncated
+    part, so the expected value of a weight is its master (Gupta et al. 2015, arXiv:1502.02551,
+    section 2). The noise depends only on the parameter's name and its number of updates, so a
+    resumed run has the same weights, bit for bit.
 
     Args:
         weights: [...] bfloat16, changed in place.
@@ -81,7 +81,7 @@ _FLOAT: Final = msgspec.msgpack.Decoder(float)
 class Optimizer:
     """AdamW of the trainable parameters of a module. Weight decay applies to matrices only.
 
-    If the module is sharded, all ranks must create one and make the same calls.
+    If the module is sharded, all ranks must create an optimizer and make the same calls.
     """
 
     def __init__(
@@ -91,9 +91,10 @@ class Optimizer:
         peers: Peers | None = None,
         mesh: RankMesh | None = None,
     ) -> None:
-        """``mesh``: axes over which the module is sharded.
+        """Create the optimizer of a module.
 
-        None: whole, or sharded over data only.
+        ``mesh`` has the axes over which the module is sharded. It is None if the module is whole,
+        or is sharded only over data ranks.
         """
         self._config, self._peers, self._mesh = config, peers or SingleRank(), mesh
         trained = {name: each for name, each in module.named_parameters() if each.requires_grad}
@@ -107,7 +108,7 @@ class Optimizer:
     def step(self, denominator: float, learning_rate: float) -> UpdateResult:
         """Divide the summed gradients, clip them, update the weights and discard the gradients.
 
-        If AdamW cannot apply the gradient norm, only the gradients change.
+        If AdamW cannot apply gradients of this norm, weights and moments stay the same.
         """
         gradients, copies = self._gradients(), self._equalise()
         norm = self._norm(self._select_counted(), copies) / denominator
@@ -139,7 +140,7 @@ class Optimizer:
 
     @torch.no_grad()
     def reset(self) -> None:
-        """Return to the initial state, after the caller wrote the module's weights."""
+        """Return to the initial state. The caller must have written the module's weights before."""
         self.drop_gradients()
         self._adamw.state.clear()
         for parameter, master in zip(self._parameters, self._masters, strict=True):
@@ -148,7 +149,7 @@ class Optimizer:
 
     @property
     def names(self) -> Collection[str]:
-        """Return the names of the parameters that it updates."""
+        """Return the names of the parameters that the optimizer updates."""
         return self._names
 
     def masters(self) -> dict[str, Tensor]:
@@ -212,7 +213,7 @@ class Optimizer:
         return zip(self._names, self._parameters, self._masters, strict=True)
 
     def _gradients(self) -> list[Tensor]:
-        """Return the gradients of the masters. Of a sharded parameter, return this rank's part."""
+        """Return the gradients of the masters, and of a sharded parameter this rank's part."""
         for parameter, master in zip(self._parameters, self._masters, strict=True):
             if isinstance(parameter, DTensor):
                 master.grad = None if parameter.grad is None else own(parameter.grad)
@@ -221,7 +222,7 @@ class Optimizer:
     def _equalise(self) -> float:
         """Equalise the copies of each gradient.
 
-        Return NaN if this rank's were not finite, else 0.
+        Return NaN if this rank's copies were not finite, else 0.
         """
         if self._mesh is None:
             return 0.0
@@ -235,7 +236,7 @@ class Optimizer:
         return self._master_gradients(None if self._mesh is None else self._mesh.counts)
 
     def _master_gradients(self, is_wanted: Callable[[Tensor], bool] | None = None) -> list[Tensor]:
-        """Return the masters' gradients of the wanted parameters, or of all if None."""
+        """Return the masters' gradients for the wanted parameters, or for all if None."""
         return [
             master.grad
             for parameter, master in zip(self._parameters, self._masters, strict=True)
@@ -243,9 +244,10 @@ class Optimizer:
         ]
 
     def _norm(self, gradients: list[Tensor], others: float) -> float:
-        """Return the norm over all ranks, equal on each, so that either all of them step or none.
+        """Return the norm over all ranks.
 
-        ``others`` is this rank's extra summand in the sum of squares.
+        It is equal on each rank, so that either all of them step or none. ``others`` is a term that
+        this rank adds to the sum of squares.
         """
         mine = others + sum_squares(gradients)
         return math.sqrt(sum(self._peers.all_gather(mine, _FLOAT)))
@@ -266,7 +268,7 @@ class Optimizer:
 
 
 def _master(parameter: nn.Parameter) -> Tensor:
-    """Return the updated tensor: the parameter, this rank's shard, or a float32 copy."""
+    """Return the tensor that AdamW updates: the parameter, this rank's shard, or a float32 copy."""
     if isinstance(parameter, DTensor):
         return own(parameter.detach()).requires_grad_()
     if parameter.dtype not in HALF:
@@ -275,7 +277,7 @@ def _master(parameter: nn.Parameter) -> Tensor:
 
 
 def make_adamw(updated: Collection[Tensor], config: OptimizerConfig) -> torch.optim.AdamW:
-    """Return torch's AdamW of these tensors. Only matrices decay."""
+    """Return torch's AdamW for these tensors. Weight decay applies only to matrices."""
     decayed = [each for each in updated if each.ndim > 1]
     others = [each for each in updated if each.ndim <= 1]
     return torch.optim.AdamW(
@@ -293,7 +295,7 @@ def make_adamw(updated: Collection[Tensor], config: OptimizerConfig) -> torch.op
 def is_applicable(norm: float, limit: float | None) -> bool:
     """Return whether AdamW can apply gradients of this norm, which it squares in float32.
 
-    ``limit`` is the norm to which they are clipped before. None: not clipped.
+    ``limit`` is the norm to which the gradients are clipped before, or None without clipping.
     """
     return norm < (_LARGEST_SQUARED if limit is None else float("inf"))  # False for NaN too
 

@@ -1,8 +1,9 @@
-"""Memory that the passes of a rank need, known before ranks wait for each other in them.
+"""Estimates whether a rank's passes fit into memory, before ranks wait for each other in them.
 
 A rank that runs out of memory inside a pass cannot tell the others. They would wait for it in a
-CUDA collective until they are replaced. So a rank compares the free memory with the memory that
-earlier passes needed. If there is less, it cuts its rows into smaller microbatches.
+CUDA collective until they are replaced. So before a pass, a rank compares the free memory with the
+memory that earlier passes needed. If too little is free, it cuts its rows into smaller
+microbatches.
 """
 
 from collections.abc import Callable, Generator, Sequence
@@ -41,8 +42,9 @@ class PassRoom:
     """Compares the free memory of a device with the memory that earlier passes needed.
 
     A pass needs memory that it frees again (activations). The first pass of a step also allocates
-    the gradients, in its first backward. This is an estimate, so it only cuts rows. Rows that
-    cannot be cut are refused only after a pass of their size ran out of memory, and only once.
+    the gradients, in its first backward. Because the comparison is an estimate, it only leads to
+    smaller microbatches. Rows that cannot be cut are refused only after a pass of their size ran
+    out of memory, and only once.
     """
 
     def __init__(self, device: torch.device, counters: Counters = torch.cuda) -> None:
@@ -53,21 +55,21 @@ class PassRoom:
         self._failed: int | None = None  # tokens of the smallest pass that ran out of memory
 
     def begin_step(self) -> None:
-        """Count the gradients as not allocated."""
+        """Begin a step, in which the gradients count as not yet allocated."""
         self._is_first = True
 
     def fit(
         self, read: Callable[[], tuple[T, list[PackedRows]]], cut_smaller: Callable[[int], None]
     ) -> tuple[T, list[PackedRows]]:
-        """Return the result of ``read``. Halve its microbatches while they do not fit.
+        """Return the result of ``read``. While its microbatches do not fit, halve them.
 
         Args:
             read: Returns any value, and the microbatches.
-            cut_smaller: Limits the microbatches of ``read`` to so many tokens.
+            cut_smaller: Limits the microbatches of ``read`` to the given number of tokens.
 
         Raises:
-            torch.OutOfMemoryError: They cannot be cut further, and a pass of their size ran out of
-                memory. The next call tries them.
+            torch.OutOfMemoryError: The microbatches cannot be cut further, and a pass of their size
+                ran out of memory. The next call tries them anyway.
         """
         what, microbatches = read()
         while (has_failed := self._has_failed(microbatches)) or not self._has_room(microbatches):
@@ -85,7 +87,7 @@ class PassRoom:
 
     @contextmanager
     def measure_pass(self, tokens: int) -> Generator[None]:
-        """Measure the passes of the block. The largest has so many tokens."""
+        """Measure the passes in the block. The largest one has ``tokens`` tokens."""
         before = self._start()
         try:
             yield
@@ -106,7 +108,7 @@ class PassRoom:
         return self._failed is not None and largest_tokens(microbatches) >= self._failed
 
     def _has_room(self, microbatches: Sequence[PackedRows]) -> bool:
-        """Return whether the microbatches fit, as far as earlier passes show."""
+        """Return whether the microbatches should fit, judging from earlier passes."""
         if not self._largest:
             return True
         first, others = (

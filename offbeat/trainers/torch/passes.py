@@ -52,7 +52,7 @@ class TorchPasses(Passes[PackedRows]):
     """Passes of a model that is whole on one rank or sharded over several."""
 
     features_of: FeaturesOf | None = None
-    """Source of the features of media. None: the model's own encoder."""
+    """Source of the features of media, or None for the model's own encoder."""
 
     def __init__(
         self,
@@ -71,11 +71,11 @@ class TorchPasses(Passes[PackedRows]):
             model: The trained model, sharded if there are several ranks.
             loader: Loads the reference and teachers.
             planner: Cuts groups into microbatches.
-            flops: FLOPs of a pass. None: unknown.
+            flops: FLOPs of a pass, or None if they are unknown.
             trainer: Section of the recipe.
             plain_head: Whether the model's output head is one matrix without later operations.
-            check_reference: Raises if a weight digest differs from the digest of the initial
-                weights.
+            check_reference: Called with a weight digest. Raises if it differs from the digest of
+                the initial weights.
         """
         self.model, self.planner = model, planner
         self._loader, self._peers, self._trained = loader, loader.peers, loader.trained
@@ -127,7 +127,7 @@ class TorchPasses(Passes[PackedRows]):
         return cast("T", what), pad_microbatches(own, count, padding_microbatch(token))
 
     def _cut_smaller(self, tokens: int) -> None:
-        """Limit microbatches to so many tokens from now on. Tensor ranks must share rows."""
+        """Limit microbatches to this many tokens from now on. Tensor ranks must share rows."""
         if self._tensor == 1:
             most = min(tokens, self.planner.max_tokens)
             self.planner = replace(self.planner, max_tokens=most)
@@ -189,9 +189,10 @@ class TorchPasses(Passes[PackedRows]):
         return self.model if is_own else self._reference
 
     def _teacher(self, path: str) -> PreTrainedModel:
-        """Return the frozen model of a directory, loaded once and proved like the trained one.
+        """Return the frozen model of a directory, loaded once and proved like the trained model.
 
-        Each rank holds it whole. So it is never gathered, and scores only this rank's groups.
+        Each rank holds the whole teacher. So it is never gathered, and scores only this rank's
+        groups.
         """
 
         def load_model() -> PreTrainedModel:

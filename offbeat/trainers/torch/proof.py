@@ -1,11 +1,10 @@
-"""Startup proof that packed rows compute what the model computes per sample.
+"""Startup proof that packed rows give the same results as each sample by itself.
 
-A row contains several samples behind one copy of their prompt, or one sample and padding, in a
-microbatch with longer rows, or several groups end to end. A model's name or config does not tell
-whether it supports that. So these kinds of rows are compared with transformers' plain forward pass,
-on a tiny model of the class and on the model.
-
-Packed rows of a startup proof, and the proof of rows behind media.
+A row contains several samples after one copy of their prompt, or one sample and padding (in a
+microbatch with longer rows), or several groups end to end. A model's name or config does not tell
+whether the model computes such rows correctly. So these kinds of rows are compared with
+transformers' plain forward pass, on a tiny model of the class and on the model itself. The same is
+done for rows with media.
 """
 
 # pyright: reportPrivateUsage=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
@@ -76,11 +75,12 @@ def prove_media(
         max_model_len: Tokens of the longest sequence of the run.
         dtype: Dtype of the computation.
         tolerance: Largest mean distance of a sample.
-        share: Samples share one copy of their prompt.
-        split: Rows are laid end to end.
+        share: Whether samples share one copy of their prompt.
+        split: Whether rows are laid end to end.
 
     Raises:
-        UntrainableModel: A sample differs from transformers' own pass over its ids and media.
+        UntrainableModel: A sample's logprobs differ from transformers' own pass over its ids and
+            media.
     """
     prompts = media_prompts(model, max_model_len)
     if not prompts:
@@ -142,7 +142,7 @@ def pack_in_one(batch: Batch, firsts: Sequence[int], *, share: bool, split: bool
 
 
 FAR_TOKENS: Final = 16
-"""Length of the row whose last token has the last position of the run."""
+"""Length of the row whose last token has the last position that the run can use."""
 
 _Sizes = Sequence[tuple[int, Sequence[int]]]
 _IN_MINIATURE: Final[_Sizes] = [(8, (LENGTH - 8, 25, 3)), (20, (LENGTH - 20, 5))]
@@ -171,7 +171,7 @@ class RowProof:
 class Witness:
     """Reference logprobs of some rows.
 
-    The rows are derived from the vocabulary and other fields.
+    The rows themselves are derived from the vocabulary and other fields.
     """
 
     max_model_len: int
@@ -201,7 +201,7 @@ def prove_rows(
     Args:
         model: The whole model on its device, with fixed rotary frequencies.
         max_model_len: Tokens of the longest sequence of the run.
-        shared_prompt: Samples should share a prompt if that is exact.
+        shared_prompt: Whether samples should share a prompt if that is exact.
         dtype: Dtype of the computation.
 
     Raises:
@@ -258,10 +258,11 @@ def prove_kind(
     *,
     shared_prompt: bool,
 ) -> RowProof:
-    """Prove rows on a tiny model of a class. The result depends only on the arguments.
+    """Prove rows on a tiny model of the class. The result depends only on the arguments.
 
     Raises:
-        UntrainableModel: Not even a row of one sample and padding equals the sample alone.
+        UntrainableModel: Even a row of one sample and padding gives different results from the
+            sample alone.
     """
     chosen = config._attn_implementation or "sdpa"  # noqa: SLF001 -- the only place with it
     key = (kind, repr(config.to_dict()), chosen, max_model_len, shared_prompt)
@@ -333,7 +334,7 @@ def _compare(
     share: bool,
     split: bool = False,
 ) -> tuple[bool, str]:
-    """Return whether a tiny model's rows equal the reference, and a description."""
+    """Return whether a tiny model's rows match the reference, and a description."""
     try:
         got = in_rows(model, batch, _FROM_THE_START, share=share, split=split)
     except Exception as error:  # noqa: BLE001 -- a class may refuse masks and positions
@@ -359,8 +360,8 @@ def prove_model(
         tolerance: Largest mean distance of a sample.
 
     Raises:
-        UntrainableModel: A sample differs between a row and alone, or the model lacks such a
-            position.
+        UntrainableModel: A sample has different results in a row and alone, or the model lacks such
+            a position.
     """
     name = type(model).__name__
     witness = Witness(max_model_len, proof.shared_prompt, proof.split, {})
@@ -396,10 +397,10 @@ def prove_sharding(
     dtype: torch.dtype,
     features_of: FeaturesOf | None = None,
 ) -> None:
-    """Prove that a sharded model computes the whole model's results.
+    """Prove that a sharded model computes the same results as the whole model.
 
-    All ranks must call it together. ``features_of`` is set for a model without its vision tower,
-    which these rows do not need.
+    All ranks must call it together. ``features_of`` is set if the ranks hold no vision tower. These
+    rows do not need one.
 
     Raises:
         UntrainableModel: The results differ.

@@ -1,7 +1,7 @@
 """Routers of a transformers model: load of their experts, and losses of the routers.
 
-In transformers, a router is a separate module. It returns logits, weights and chosen experts of
-each token.
+In transformers, a router is a separate module. For each token it returns logits, weights and the
+chosen experts.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -44,8 +44,8 @@ def check_routers(model: nn.Module, config: MoeConfig) -> None:
     """Refuse settings of ``trainer.moe`` that would have no effect on this model.
 
     Raises:
-        UntrainableModel: It has no router, no trained router, or a router without the bias that
-            should be updated.
+        UntrainableModel: The model has no router, no trained router, or a router without the bias
+            that should be updated.
     """
     routers, name = find_routers(model), type(model).__name__
     balances = config.has_losses or config.bias_update_rate > 0
@@ -96,8 +96,8 @@ class ModelRouting:
     def count_tokens(self, packed: PackedRows, normalize: Normalize) -> Generator[None]:
         """Count the tokens of a microbatch. Its forward and backward passes run in the block.
 
-        ``normalize`` is the trained loss's normalization. The routers' losses use its token
-        weights.
+        ``normalize`` is the normalization of the policy loss. The routers' losses use the same
+        token weights.
         """
         if self.load is not None:
             weight_RT = loss_weights(packed.sample_tokens_RT, normalize)
@@ -109,7 +109,7 @@ class ModelRouting:
             self._weight_T = None
 
     def forward_done(self) -> None:
-        """Stop counting, because the backward pass computes layers again."""
+        """Stop counting, because the backward pass may compute layers again."""
         self._is_first_pass = False
 
     def _watch(

@@ -1,15 +1,14 @@
-"""Sharding of a model over the ranks of a world by FSDP2. Whole tensors from and into its shards.
+"""Shards a model over the ranks of a world by FSDP2, and converts whole tensors from and to shards.
 
 Every parameter is sharded along its first axis, as by ``torch.chunk``. If tensor ranks divide a
 matrix (``tensor_parallel``), each tensor rank's part is sharded over the data ranks that hold it. A
 trained 16-bit parameter is kept in float32 shards, which are its masters, and gathered in 16 bits.
 So the forward pass uses the same weights as on one rank, and gradients are summed in float32. A
-frozen parameter is unchanged.
+frozen parameter keeps its dtype.
 
-Ranks of a sharded model on two axes: data-parallel ranks, and tensor-parallel ranks within each.
-
-Rank ``d * tensor + t`` is tensor rank ``t`` of replica ``d``. Every collective of a step runs along
-one axis: FSDP2 gathers and reduces over ``data``, divided matrices over ``tensor``.
+The ranks of a sharded model form two axes: data-parallel ranks, and tensor-parallel ranks within
+each. Rank ``d * tensor + t`` is tensor rank ``t`` of replica ``d``. Every collective of a step runs
+along one axis: FSDP2 gathers and reduces over ``data``, divided matrices over ``tensor``.
 """
 
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
@@ -48,11 +47,11 @@ def shard(
 ) -> None:
     """Shard a model over the ranks of a mesh: each decoder layer, then the rest.
 
-    Gradients are summed over ranks, not averaged, because a step divides them once, at its end.
-    ``divide`` divides matrices over tensor ranks. Each part is then sharded.
+    Gradients are summed over ranks, not averaged, because a step divides them once, at its end. If
+    ``divide`` is set, it divides matrices over tensor ranks before each part is sharded.
 
     Raises:
-        UntrainableModel: Its parameters have several dtypes, or this torch is too old.
+        UntrainableModel: The model's parameters have several dtypes, or this torch is too old.
     """
     if refusal := refuse_sharding(torch.__version__):
         raise UntrainableModel(type(model).__name__, *refusal)
@@ -91,9 +90,9 @@ def iterate_sharded_modules(model: nn.Module) -> Iterator[FSDPModule]:
 
 
 def settle(model: nn.Module) -> None:
-    """Free weights that a forward pass without backward left gathered.
+    """Free weights that are still gathered after a forward pass without backward.
 
-    Weights that stay gathered would be stale after an optimizer step.
+    After an optimizer step they would be stale.
     """
     if isinstance(model, FSDPModule):
         for each in iterate_sharded_modules(model):
@@ -102,7 +101,7 @@ def settle(model: nn.Module) -> None:
 
 @contextmanager
 def reset_after_error(model: nn.Module) -> Generator[None]:
-    """Clean up after a pass through the model that raises inside the block.
+    """Clean up if a pass through the model raises inside the block.
 
     Earlier gradients are kept. torch 2.15 would drop them with the gradients of the pass.
     """
@@ -130,7 +129,7 @@ def _has_begun(model: FSDPModule) -> bool:
 
 
 class Weights:
-    """All weights of a model under their Hugging Face names, in a fixed order, tied ones once."""
+    """All weights of a model by Hugging Face name, in a fixed order, tied weights once."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
@@ -178,7 +177,7 @@ class ShardedWeights(Weights):
         make_room: Callable[[PreTrainedModel], None] = lambda _: None,
         divide: Callable[[PreTrainedModel], None] = lambda _: None,
     ) -> None:
-        """Shard the model as ``shard`` does. ``make_room`` allocates this rank's part of it."""
+        """Shard the model like ``shard``. ``make_room`` also allocates this rank's part."""
         super().__init__(model)
         shard(model, mesh, divide)
         make_room(model)
@@ -191,7 +190,7 @@ class ShardedWeights(Weights):
         ]
 
     def iterate(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield whole weights, gathered module by module. They are copies, which stay valid."""
+        """Yield whole weights, gathered module by module. They are copies that stay valid."""
         for part, places in itertools.groupby(self._places, key=lambda each: each[1]):
             part.unshard()
             copies = [
@@ -215,7 +214,7 @@ class ShardedWeights(Weights):
 
 
 def _part_with(weight: str, parts: Collection[str]) -> str:
-    """Return the name of the innermost module that contains a weight of this name."""
+    """Return the name of the innermost separately gathered module that contains this weight."""
     return max(
         (each for each in parts if f"{weight}.".startswith(f"{each}." if each else "")), key=len
     )
@@ -244,7 +243,7 @@ def shard_like(values: Tensor, like: Tensor) -> Tensor:
 
 
 def local_region(tensor: Tensor) -> Region:
-    """Return the region of a tensor that this rank holds, empty on ranks beyond its last row.
+    """Return the region of a tensor that this rank holds. It is empty on ranks past the last row.
 
     The last axis of the mesh cuts first: tensor ranks divide the whole tensor, and FSDP2 shards
     each part.
@@ -297,15 +296,15 @@ class RankMesh:
         return TENSOR not in names or parameter.placements[names.index(TENSOR)].is_replicate()
 
     def counts(self, parameter: Tensor) -> bool:
-        """Return whether this rank counts its part of a parameter. Only one of its copies does."""
+        """Return whether this rank counts its part of a parameter. Only one copy is counted."""
         is_first = self.tensor is None or self.tensor.get_local_rank() == 0
         return is_first or not self.is_copied(parameter)
 
     def equalise(self, gradients: Sequence[Tensor]) -> None:
         """Set the copies of a gradient to the first tensor rank's bits. All tensor ranks call it.
 
-        They are equal except for rounding. Kernels that add in no fixed order round differently on
-        each rank, and copies of a weight would drift apart over many steps.
+        Before, they are equal except for rounding. Kernels that add in no fixed order round
+        differently on each rank, and copies of a weight would drift apart over many steps.
         """
         if self.tensor is not None:
             for each in gradients:
@@ -317,10 +316,10 @@ def rank_mesh(device: str, ranks: int, tensor: int, timeout_s: float) -> RankMes
 
     Args:
         device: Device of the ranks, such as ``cuda``.
-        ranks: Number of ranks. ``tensor`` divides it.
+        ranks: Number of ranks, a multiple of ``tensor``.
         tensor: Number of tensor-parallel ranks of a replica.
-        timeout_s: How long a collective along an axis waits for a rank. torch's default, half an
-            hour, ignores the world's timeout.
+        timeout_s: How long a collective along an axis waits for a rank. Without it, torch would use
+            half an hour, whatever the world's timeout.
     """
     if tensor == 1:
         return RankMesh(init_device_mesh(_kind(device), (ranks,)))
@@ -336,7 +335,8 @@ def mesh_of_side(
 
     Args:
         device: Device of the ranks.
-        sides: Per side its ranks, and the number of consecutive ranks that are tensor-parallel.
+        sides: For each side, its ranks and the number of consecutive ranks that are
+            tensor-parallel.
         timeout_s: Like in ``rank_mesh``.
     """
     meshes = [_mesh(device, ranks, tensor, timeout_s) for ranks, tensor in sides]

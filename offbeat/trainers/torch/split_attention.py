@@ -1,14 +1,15 @@
 """Attention over rows of whole prompt groups, computed segment by segment without a mask.
 
-A flat row holds the groups of a microbatch end to end, without padding: per group the prompt, then
-its branches (``PromptTree``). A prompt attends to itself causally. A branch attends to its prompt
-and, causally, to itself. So memory is linear in the tokens of the row, and only attending pairs of
-tokens are computed. The dense alternative is one mask of tokens squared.
+A flat row holds the groups of a microbatch end to end, without padding: for each group the prompt,
+then its branches (``PromptTree``). A prompt attends to itself causally. A branch attends to its
+prompt and, causally, to itself. So memory is linear in the tokens of the row, and only attending
+pairs of tokens are computed. The alternative would be a dense mask of tokens squared.
 
 The megatron trainer uses the same functions for padded rows. Its context-parallel ranks have the
-queries of a part of the row and the keys of all of it.
+queries for a part of the row and the keys for all of it.
 
-Legend: H query heads, T tokens of the row, O tokens of these with a query, D dimensions of a head.
+Legend: H query heads, T tokens of the row, O those tokens that have a query, D dimensions of a
+head.
 """
 
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
@@ -32,7 +33,7 @@ SPLIT: Final = "offbeat_split"
 """Name of the attention implementation in transformers. Without trees it is ``sdpa``."""
 
 _REFUSED: Final = ("sliding_window", "softcap", "s_aux", "position_bias")
-"""Arguments of models that need different scores than plain softmax attention."""
+"""Arguments that models pass if they need other scores than plain softmax attention."""
 
 _flash: Final[Callable[..., tuple[Tensor, Tensor]]] = (
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # noqa: SLF001 -- the public function hides the log-sums
@@ -81,7 +82,7 @@ def split_attention(
         query: [1, H, O, D].
         key: [1, heads, T, D]. The number of heads divides H.
         value: Like ``key``.
-        parts: Parts of the row, in order, with every query in one of them.
+        parts: Parts of the row, in order. Every query is in exactly one of them.
         scale: Factor of the scores.
     """
     if query.device.type == "cpu":
@@ -92,10 +93,10 @@ def split_attention(
 def attention_by_part(
     query: Tensor, key: Tensor, value: Tensor, parts: Sequence[AttentionPart], scale: float
 ) -> Tensor:
-    """Compute ``split_attention`` by torch's public function, with a call per prompt and branch.
+    """Compute ``split_attention`` by torch's public function, with one call per prompt and branch.
 
     A branch reads a copy of its prompt's keys and values, so memory stays linear. On CUDA, the
-    aligned mask is an argument of the fused kernels and needs no memory.
+    causal alignment is an argument of the fused kernels, so the mask needs no memory.
     """
     shared = query.shape[1] // key.shape[1]
     if shared > 1:
@@ -115,9 +116,9 @@ def attention_by_part(
 class _SplitOnCpu(torch.autograd.Function):
     """``split_attention`` with the CPU's fused kernel, which also returns log-sums of its scores.
 
-    One call computes the attention of all branches to their prompt. The log-sums merge it with the
-    branches' attention to themselves, as ring attention merges blocks of keys. With the log-sum
-    over all keys, the kernel's backward yields each block's part of the gradient.
+    One call computes the attention of all branches to their prompt. Log-sums are used to merge this
+    with the branches' attention to themselves, as ring attention merges blocks of keys. With the
+    log-sum over all keys, the kernel's backward yields each block's part of the gradient.
     """
 
     @staticmethod
@@ -180,9 +181,8 @@ class _SplitOnCpu(torch.autograd.Function):
 def _blocks(parts: Sequence[AttentionPart]) -> Iterator[tuple[slice, slice, bool]]:
     """Yield queries, keys, and whether they are one causal sequence.
 
-    A query's causal block is first.
-
-    Adjacent parts that attend to all of the same keys share a block of these keys.
+    For each query, the causal block comes first. Adjacent parts that attend to the same keys,
+    without a causal limit, share one block of these keys.
     """
     whole = dict[tuple[int, int], list[slice]]()  # queries by the keys that all of them attend to
     for part in parts:

@@ -1,12 +1,11 @@
 """State of a torch rank: weights and optimizer, on disk, exported, and reset to initial values.
 
-Export of the weights of a causal LM to a Hugging Face directory, as they are gathered.
+An export writes the weights of a causal LM to a Hugging Face directory while they are gathered.
 
-Sharded tensors in files by ``torch.distributed.checkpoint``. Each rank writes its own shards.
-
-Rank N writes ``__N_0.distcp``. ``.metadata`` is the table of contents. So any number of ranks can
-load them, and each reads only the data that it needs. Rank 0 writes tensors that are whole on all
-ranks. If one rank fails, all raise.
+Checkpoints contain sharded tensors in files of ``torch.distributed.checkpoint``. Each rank writes
+its own shards: rank N writes ``__N_0.distcp``. ``.metadata`` is the table of contents. So any
+number of ranks can load the tensors, and each rank reads only the data that it needs. Rank 0 writes
+tensors that are whole on all ranks. If one rank fails, all ranks raise.
 
 The library would exchange its records as pickles, which run code on arrival. Here ranks exchange
 them as msgpack.
@@ -76,9 +75,9 @@ def save_model(
 ) -> None:
     """Write weights, config and ``like``'s tokenizer to ``target``, atomically.
 
-    All ranks must call it. The files equal the files of ``save_pretrained``. Rank 0 writes them. It
-    holds the tensors of one file, and the tensors that it gathers next. An existing directory is
-    replaced.
+    All ranks must call it. The files are equal to the files that ``save_pretrained`` writes. Rank 0
+    writes them. It holds in memory the tensors of one file, and the tensors that it gathers next.
+    An existing directory is replaced.
 
     Args:
         weights: Whole weights by name, in the order of ``iterate_weights``. All ranks must gather
@@ -88,7 +87,7 @@ def save_model(
         target: The written directory.
         like: Directory of the initial model.
         peers: The ranks that gather.
-        file_bytes: Most bytes of a file of weights.
+        file_bytes: Maximum bytes of a file of weights.
         beside: Writes further files into the directory before it gets its name.
 
     Raises:
@@ -138,7 +137,7 @@ def _as_in_files(
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield tensors under the names and in the form of transformers' files, weight by weight.
 
-    If a tensor of the files consists of several weights, all weights are held.
+    If one tensor in the files is made from several weights, all weights are held in memory.
 
     Raises:
         KeyError, ValueError: The weights do not belong to ``shell``.
@@ -154,9 +153,9 @@ def _as_in_files(
 
 
 def _group_saved_names(shell: PreTrainedModel) -> dict[str, list[str]]:
-    """Return, by first name of each weight, the names under which it is saved: one for tied names.
+    """Return the names under which weights are saved, by first name. Tied names are saved as one.
 
-    transformers chooses that name by the memory of tensors, so each weight here gets its own.
+    transformers recognizes tied tensors by their memory, so here each weight gets its own memory.
     """
     tied = find_tied_names(shell)
     ignored = shell._keys_to_ignore_on_save or ()  # noqa: SLF001 -- read by its own saving
@@ -168,7 +167,7 @@ def _group_saved_names(shell: PreTrainedModel) -> dict[str, list[str]]:
 
 
 def _are_converted_alone(shell: PreTrainedModel, names: Mapping[str, list[str]]) -> bool:
-    """Return whether each weight yields its tensors in files without other weights."""
+    """Return whether each tensor in the files is made from a single weight."""
     state = shell.state_dict()
     saved = {each: state[each] for kept in names.values() for each in kept}
 
@@ -192,7 +191,7 @@ class _Written(WriteResult):
 
 
 def _decode_value(kind: type, value: Any) -> Any:  # noqa: ANN401 -- one of torch's types
-    """Return a shape, or torch's object of a name: a dtype, a layout or a memory format."""
+    """Return a shape, or torch's object with a given name: a dtype, a layout or a memory format."""
     return kind(value) if kind is torch.Size else getattr(torch, value.removeprefix("torch."))
 
 
@@ -251,7 +250,7 @@ def _gather(own: Sequence[object], decoder: msgspec.msgpack.Decoder[T], peers: P
 def load_shards(tensors: Mapping[str, Tensor], directory: Path, peers: Peers) -> None:
     """Fill tensors with the values saved under their names. All ranks must call it together.
 
-    They may have been saved by another number of ranks, with another sharding.
+    They may have been saved by a different number of ranks, with a different sharding.
 
     Raises:
         OSError: A file cannot be read, or does not contain these tensors.
@@ -318,7 +317,7 @@ class _Reader(FileSystemReader):
 
 
 def _named_files(metadata: Metadata) -> set[str]:
-    """Return the files that a table of contents names. Anybody may have written it."""
+    """Return the files that a table of contents names. The table is not trusted."""
     stored: object = vars(metadata).get("storage_data")
     entries = cast("dict[object, object]", stored).values() if isinstance(stored, dict) else ()
     return {str(vars(each)["relative_path"]) for each in entries}
@@ -378,7 +377,7 @@ _RNG: Final = "rng"
 class TorchState(ModelState):
     """Trained weights of a model, the model itself, and the optimizer's state.
 
-    The weight tensors keep their identity.
+    Loading and resetting change the values of the weight tensors, but not the tensor objects.
     """
 
     model: PreTrainedModel  # this rank may hold only a part
@@ -438,7 +437,7 @@ class TorchState(ModelState):
         torch.set_rng_state(state[_RNG])
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return this rank's parts to save, not copies, with masters of 16-bit weights."""
+        """Return the parts that this rank saves, with masters of 16-bit weights, without copies."""
         weights = self.loader.trained.weights.local_tensors() | self.optimizer.masters()
         return {
             **{f"{_WEIGHT}/{name}": each for name, each in weights.items()},

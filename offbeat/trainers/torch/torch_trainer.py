@@ -3,12 +3,9 @@
 With several ranks, the model is sharded over them (``sharding``), and they compute every microbatch
 together. Before each chunk they exchange the number of microbatches, and whether a rank failed.
 
-Builds a recipe's torch trainer from its parts, and the source of its weights.
-
-Parts of a torch trainer that a plug-in replaces.
-
-They define how its model is made, which weights it trains, how it passes microbatches, and which
-weights it saves.
+The module builds a recipe's torch trainer from its parts, and the source of its weights. A plug-in
+can replace parts. They define how the model is made, which weights are trained, how microbatches
+are passed through the model, and which weights are saved.
 """
 
 # pyright: reportUnknownMemberType=false
@@ -60,7 +57,7 @@ from offbeat.trainers.trainer_plugin import make_source, replace_parts
 from offbeat.weight_sync.transport import WeightSource
 
 Exported = tuple[Iterator[tuple[str, Tensor]], Callable[[Path], None]]
-"""Weights of an export, and a function that writes other files into its directory."""
+"""Weights to export, and a function that writes other files into the exported directory."""
 
 
 class TrainedParameters(ABC):
@@ -81,14 +78,14 @@ class TrainedParameters(ABC):
 
     @property
     def base(self) -> str:
-        """Return the digest of the frozen model below the trained weights, or empty without one.
+        """Return the digest of the frozen model below the trained weights, or "" if there is none.
 
-        All ranks must call it together for the first time.
+        All ranks must make the first call together.
         """
         return ""
 
     def add_to(self, model: PreTrainedModel) -> None:
-        """Add trained weights to a model, which may be without memory. By default, add nothing.
+        """Add trained weights to a model, which may have no memory yet. By default, add nothing.
 
         Raises:
             UntrainableModel: The model does not support additions.
@@ -108,7 +105,7 @@ class TrainedParameters(ABC):
 
         Args:
             model: The trained model.
-            every: All of its weights.
+            every: All weights of this model.
         """
 
     @property
@@ -121,19 +118,19 @@ class TrainedParameters(ABC):
         """Return the exported weights, and a function that writes other files next to them."""
 
     def restore(self) -> bool:
-        """Restore the initial weights. Return whether that works without reading files."""
+        """Restore the initial weights if that needs no files. Return whether they are restored."""
         return False
 
     def proving(self) -> AbstractContextManager[None]:
-        """Return a context in which no weight has a zero gradient because of another weight."""
+        """Return a context in which no weight's gradient is zero because another weight is zero."""
         return nullcontext()
 
     def as_served(self) -> AbstractContextManager[None]:
-        """Return a context in which the model computes like engines, without gradients."""
+        """Return a context in which the model computes as engines do, without gradients."""
         return nullcontext()
 
     def as_base(self) -> AbstractContextManager[None]:
-        """Return a context in which the model computes like the frozen model."""
+        """Return a context in which the model computes as the frozen model does."""
         return nullcontext()
 
 
@@ -163,7 +160,7 @@ def keep_passes(passes: TorchPasses, _: ModelLoader, __: Callable[[], int]) -> T
 
 @dataclass(frozen=True, slots=True)
 class TorchParts:
-    """Parts that a torch trainer is assembled from. A plug-in replaces one of them."""
+    """Parts that a torch trainer is assembled from. A plug-in can replace some of them."""
 
     loader: Callable[..., ModelLoader] = ModelLoader
     trained: Callable[[TorchTrainerConfig, Path, Peers], TrainedParameters] = WholeModel
@@ -190,12 +187,12 @@ class TorchTrainer(ModelTrainer):
             model_path: Hugging Face directory. Its model is the reference of the KL penalty.
             trainer: Device, packing, and optimizer. The caller sets the number of threads.
             max_model_len: Tokens of the longest sequence of the run.
-            parts: Parts that differ from the default ones.
+            parts: Parts that differ from the default parts.
             options: The model and the world of ranks.
 
         Raises:
-            UntrainableModel: Packed rows of the model are not exact, or it does not support the
-                configured ``trainer.activation_checkpointing`` or several ranks.
+            UntrainableModel: Packed rows of the model are not exact, or the model does not support
+                several ranks or the configured ``trainer.activation_checkpointing``.
         """
         super().__init__(model_path, trainer.optimizer, **options)
         torch.manual_seed(self._seed)

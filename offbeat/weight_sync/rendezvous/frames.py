@@ -23,7 +23,7 @@ LONGEST_BODY: Final = 1 << 20
 
 
 class ForeignFrame(Exception):
-    """Bytes that were not sent by a holder of the key. The connection is closed."""
+    """The received bytes were not sent by a holder of the key. The connection is closed."""
 
 
 class SharedKey(msgspec.Struct, frozen=True):
@@ -119,7 +119,7 @@ class Check(msgspec.Struct, frozen=True, tag=True):
 
 
 class Add(msgspec.Struct, frozen=True, tag=True):
-    """Add to a decimal number, initially 0, and reply with the sum."""
+    """Add to a decimal number, which is initially 0, and reply with the sum."""
 
     key: str
     amount: int
@@ -128,7 +128,8 @@ class Add(msgspec.Struct, frozen=True, tag=True):
 class CompareSet(msgspec.Struct, frozen=True, tag=True):
     """Replace a value if it is the expected one, and reply with the value afterwards.
 
-    A missing key is set if the expected value is empty. Otherwise the reply is the expected value.
+    If the key is missing, it is set if the expected value is empty. If it is not, the reply is the
+    expected value.
     """
 
     key: str

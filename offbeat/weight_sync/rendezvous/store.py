@@ -1,4 +1,4 @@
-"""Client of the store in which torch's process groups exchange their addresses."""
+"""Client of the store through which torch's process groups exchange their addresses."""
 
 # pyright: reportAttributeAccessIssue=false, reportIncompatibleMethodOverride=false
 # pyright: reportPrivateImportUsage=false, reportUnknownArgumentType=false
@@ -33,9 +33,9 @@ from offbeat.weight_sync.rendezvous.frames import (
 )
 
 _LONGEST_REPLY_S: Final = 30.0
-"""Seconds to reply to a request that waits for no key, if the client's timeout is longer."""
+"""Maximum seconds for a reply if the request waits for no key, even if the timeout is longer."""
 _SERVERS_SHARE: Final = 0.9
-"""Share of a wait after which the server reports a missing key, so that its reply is in time."""
+"""Share of the timeout after which the server reports a missing key, so that it replies in time."""
 _decode_reply = msgspec.msgpack.Decoder(StoreReply).decode
 
 
@@ -43,7 +43,8 @@ class SharedStore(Store):
     """A ``torch.distributed.Store`` whose server serves only holders of its key.
 
     torch calls it from Python and from torch's own threads, which hold the interpreter's lock.
-    torch references only the C++ half. The creator of a process group must keep the store alive.
+    torch keeps a reference only to the C++ half. So the creator of a process group must keep the
+    store alive.
     """
 
     def __init__(self, address: StoreAddress, timeout_s: float) -> None:
@@ -74,7 +75,7 @@ class SharedStore(Store):
         return SharedStore(self._address, self.timeout.total_seconds())
 
     def close(self) -> None:
-        """Close the connection. A call that waits in another thread raises."""
+        """Close the connection. If another thread waits in a call, this call raises."""
         with contextlib.suppress(OSError):  # it may be closed already
             self._socket.shutdown(socket.SHUT_RDWR)  # only closing would wake no thread
         self._socket.close()

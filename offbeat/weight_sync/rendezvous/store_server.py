@@ -5,7 +5,7 @@
     a further request    the client closes the connection, or the process ends
     keys                 a client sets them, or the request times out
 
-It runs in a separate thread, because its process may be blocked in a collective.
+The server runs in a separate thread, because its process may be blocked in a collective.
 """
 
 import asyncio
@@ -33,13 +33,19 @@ from offbeat.weight_sync.rendezvous.frames import (
 )
 
 STRANGER_S: Final = 10.0
-"""Seconds a connection may stay without a valid request. Clients send their first one at once."""
+"""Seconds that a connection may stay without a valid request. Clients send one at once."""
 MOST_STRANGERS: Final = 64
-"""Maximum connections without a valid request. Beyond it the oldest is closed. It is not a client,
-because clients have sent their first request when they are accepted."""
+"""Maximum connections without a valid request.
+
+If there are more, the oldest is closed. It cannot be a client, because clients have sent their
+first request when they are accepted.
+"""
 _ACCEPTED_AT_ONCE: Final = 8
-"""Connections accepted per turn of the loop. A client's request is read some turns later, before
-enough other connections arrive to close it."""
+"""Connections accepted per turn of the event loop.
+
+A client's request is read some turns later. By then, not enough other connections have arrived to
+make the server close the client's.
+"""
 _BACKLOG: Final = 512
 """Connections that the system queues before they are accepted: all ranks may connect at once."""
 _decode_request = msgspec.msgpack.Decoder[StoreRequest](
@@ -104,7 +110,7 @@ class StoreServer:
     async def _finish_accepting(self) -> None:
         """Stop accepting connections, and wait until asyncio has opened the accepted ones.
 
-        A closed server could not open them. Their clients would wait for a reply.
+        A closed server could not open them, and their clients would wait for a reply in vain.
         """
         self._loop.remove_reader(self._listening)
         ours = {asyncio.current_task(), *self._tasks}
