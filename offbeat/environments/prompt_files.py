@@ -318,7 +318,10 @@ def _problem_of_directory(path: Path) -> tuple[str, str]:
     for name, rows in _SAVED.items():
         if (path / name).is_file():
             load = f"datasets.load_from_disk({str(path)!r}){rows}"
-            return "was written by save_to_disk", f'Write Parquet: {load}.to_parquet("rows.parquet")'
+            return (
+                "was written by save_to_disk",
+                f'Write Parquet: {load}.to_parquet("rows.parquet")',
+            )
     return "holds no *.parquet and no *.jsonl; folders inside it are not searched", ""
 
 

@@ -79,7 +79,9 @@ def test_a_time_is_no_number_of_groups(write: Write) -> None:
 
 
 @pytest.mark.parametrize("key", ["trainer.optimizer.learning_rate", "sampler.max_staleness"])
-def test_a_key_with_dots_in_a_recipe_is_refused_with_its_nested_form(write: Write, key: str) -> None:
+def test_a_key_with_dots_in_a_recipe_is_refused_with_its_nested_form(
+    write: Write, key: str
+) -> None:
     first, *_, last = key.split(".")
     with pytest.raises(ConfigError, match=rf"{key} = 1: .* no dots(.|\n)*{first}: {{.*{last}: "):
         load_recipe(write(f"{SMALL}name: r\n{key}: 1"))
