@@ -83,7 +83,7 @@ def _section(section: Section, prefix: str, problems: list[Problem], root: Secti
         if known is not None and known.sections and node.plain() is None:
             del section.children[name]  # an absent section, even if another choice has it
         elif known is None or name not in valid:
-            problems.append(_unknown(key, node, section, valid))
+            problems.append(_unknown(key, node, section, valid, is_dotted="." in name))
             del section.children[name]
         elif (problem := _misfit(known, key, node)) is not None:
             problems.append(problem)
@@ -196,8 +196,15 @@ def _valid_names(section: Section, place: str) -> set[str]:
 # --- unknown keys --------------------------------------------------------------------------------
 
 
-def _unknown(key: str, node: Node, section: Section, valid: Iterable[str]) -> Problem:
+def _unknown(
+    key: str, node: Node, section: Section, valid: Iterable[str], *, is_dotted: bool = False
+) -> Problem:
     known = schema.known(key)
+    if known is not None and is_dotted:
+        *around, last = key.split(".")
+        nested = "".join(f"{each}: {{" for each in around) + f"{last}: ...{'}' * len(around)}"
+        hint = f"Nest it, as in {nested}. Only overrides, as in {key}=..., have dots."
+        return Problem(node.location, key, node.plain(), "a key of a recipe has no dots", hint)
     if known is not None:  # of another variant
         chooser = schema.chooser(key.rpartition(".")[0])
         chosen = section.children[chooser.rpartition(".")[2]]

@@ -1,7 +1,8 @@
 """Defines the root of a recipe."""
 
+import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from pydantic import Field
 
@@ -59,6 +60,9 @@ class CheckpointConfig(Config):
 
     deadline_s: Annotated[float, Field(gt=0)] = 600.0
     """Seconds for writing a checkpoint."""
+
+
+_VARIABLE: Final = re.compile(r"\$\{?[A-Za-z_]\w*\}?")
 
 
 class RunConfig(Config):
@@ -145,7 +149,13 @@ class RunConfig(Config):
     """The cost model of stub backends."""
 
     def find_clashes(self) -> Iterator[Clash]:
-        if set(self.run_dir.replace("{name}", "")) & set("{}"):
+        if variable := _VARIABLE.search(self.run_dir):
+            yield Clash(
+                ("run_dir",),
+                f"run_dir={self.run_dir} has the variable {variable[0]}, which only a shell fills in",
+                "Write its value, or pass run_dir on the command line in double quotes.",
+            )
+        elif set(self.run_dir.replace("{name}", "")) & set("{}"):
             yield Clash(
                 ("run_dir",),
                 f"run_dir={self.run_dir} has braces around something else than the name of the run",

@@ -1,7 +1,8 @@
 """Converts YAML text to a tree and back, within bounds against hostile or broken files.
 
-Only plain data is accepted: a tag that would build a Python object is a problem. ``3e-4`` is a
-number, as in YAML 1.2 and JSON. A key that is set twice is a problem. Keys are text.
+Only plain data is accepted: a tag that would build a Python object is a problem. As in YAML 1.2 and
+JSON, ``3e-4`` is a number, ``010`` is not 8, and ``12:30`` is text. A key that is set twice is a
+problem, and so is the merge key ``<<``. Keys are text.
 
 Writes the resolved configuration as a separate recipe, without secrets.
 """
@@ -11,7 +12,7 @@ Writes the resolved configuration as a separate recipe, without secrets.
 
 import re
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import yaml
 from yaml import events, nodes
@@ -27,12 +28,29 @@ MAX_DEPTH: Final = 32
 MAX_NODES: Final = 20_000  # aliases count each time they are used
 
 _FLOAT: Final = "tag:yaml.org,2002:float"
+_INTEGER: Final = "tag:yaml.org,2002:int"
+_MERGE: Final = "tag:yaml.org,2002:merge"
 _COLLECTIONS: Final = ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
 _EXPONENT: Final = re.compile(r"^[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+$")
 
 
+_WHOLE: Final = re.compile(r"^[-+]?(?:0|[1-9][0-9_]*|0b[01_]+|0x[0-9a-fA-F_]+)$")
+_FRACTION: Final = re.compile(
+    r"^(?:[-+]?(?:[0-9][0-9_]*\.[0-9_]*|\.[0-9][0-9_]*)(?:[eE][-+]?[0-9]+)?"
+    r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
+)
+
+
 class _RecipeLoader(yaml.SafeLoader):
-    """Loads plain data, with ``3e-4`` as a number."""
+    """Loads plain data, with the numbers of YAML 1.2.
+
+    PyYAML reads YAML 1.1, where ``010`` is 8 and ``12:30`` is 750.
+    """
+
+    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {
+        first: [each for each in resolvers if each[0] not in (_FLOAT, _INTEGER)]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
 
 
 class RecipeDumper(yaml.SafeDumper):
@@ -48,6 +66,8 @@ class RecipeDumper(yaml.SafeDumper):
         return super().represent_scalar(tag, value, '"' if escaped else style)
 
 
+_RecipeLoader.add_implicit_resolver(_INTEGER, _WHOLE, list("-+0123456789"))
+_RecipeLoader.add_implicit_resolver(_FLOAT, _FRACTION, list("-+.0123456789"))
 for _yaml_class in (_RecipeLoader, RecipeDumper):
     _yaml_class.add_implicit_resolver(_FLOAT, _EXPONENT, list("-+.0123456789"))
 
@@ -142,6 +162,11 @@ class _Reader:
             if not isinstance(key_node, nodes.ScalarNode):
                 message = "a key has to be a word, not a list or mapping"
                 self.problems.append(Problem(at, prefix, ABSENT, message, "Quote the key."))
+                continue
+            if key_node.tag == _MERGE:
+                message = "the merge key << is not read: it would hide which value counts"
+                hint = "Write the keys out, or put them into a recipe and name it in extends."
+                self.problems.append(Problem(at, prefix, ABSENT, message, hint))
                 continue
             name = str(key_node.value)
             key = f"{prefix}.{name}" if prefix else name

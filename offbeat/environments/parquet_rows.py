@@ -46,7 +46,7 @@ def parquet_rows(
         for batch in parquet.iter_batches(_BATCH_ROWS, columns=names, use_threads=False):
             for row in batch.to_pylist():
                 yield {key: _file(value) if key in media else value for key, value in row.items()}
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+    except (pa.ArrowException, OSError, ValueError) as error:
         problem = f"is not a readable Parquet file: {error}"
         raise PromptFileError(str(path), 0, problem) from error
     if _version(file) != before:

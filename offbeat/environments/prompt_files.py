@@ -92,8 +92,11 @@ _OTHERS: Final = {
     b"version https://git-lfs": ("is a Git LFS pointer, not the file", "Run `git lfs pull`"),
     b"<": ("is HTML or XML, as an error page of a server is", "Download the file again"),
     b"ARROW1": ("is an Arrow file", "Write it as Parquet"),
+    b"\xff\xff\xff\xff": ("is a stream of Arrow", "Write it as Parquet"),
 }
 """First bytes of other unusable files, their description, and the fix."""
+_SAVED: Final = {"state.json": "", "dataset_dict.json": "[SPLIT]"}
+"""Files in the folders that ``save_to_disk`` of datasets writes, and the index of the rows."""
 _EITHER: Final = ("prompt", "messages")
 """Keys of which a row has only one. So a Parquet file with both columns has a null in each row."""
 _RENDERED: Final = ("messages", *OF_MESSAGES)
@@ -236,8 +239,7 @@ class _Reader:
                 is_parquet = head.startswith(_PARQUET_MAGIC)
                 yield from (self._parquet if is_parquet else self._json_lines)(path, file)
         except IsADirectoryError as error:
-            problem = "holds no *.parquet and no *.jsonl; folders inside it are not searched"
-            raise PromptFileError(str(path), 0, problem) from error
+            raise PromptFileError(str(path), 0, *_problem_of_directory(path)) from error
         except FileNotFoundError as error:
             problem = f"cannot be read: {error.strerror}. Files of the Hugging Face Hub are {FORM}"
             raise PromptFileError(str(path), 0, problem) from error
@@ -274,7 +276,8 @@ class _Reader:
             try:
                 row = json.dumps(checked, ensure_ascii=False, allow_nan=False).encode()
             except ValueError as error:
-                problem = "holds a number that is not finite"
+                key = next(key for key, value in checked.items() if not _is_finite(value))
+                problem = f"{key!r} holds a number that is not finite; write null instead"
                 raise PromptFileError(str(path), number, problem) from error
             if len(row) > _LONGEST_ROW_BYTES:
                 raise PromptFileError(str(path), number, _TOO_LONG)
@@ -301,6 +304,26 @@ class _Reader:
             shown += os.fsencode(path.parent.absolute())  # the names of media are relative to it
         digest = hashlib.blake2b(shown, digest_size=self.digests.itemsize).digest()
         self.digests.frombytes(digest)
+
+
+def _is_finite(value: object) -> bool:
+    try:
+        json.dumps(value, allow_nan=False)
+    except ValueError:
+        return False
+    return True
+
+
+def _problem_of_directory(path: Path) -> tuple[str, str]:
+    """Return why a directory without rows cannot be read, and the fix, if one is known."""
+    for name, rows in _SAVED.items():
+        if (path / name).is_file():
+            load = f"datasets.load_from_disk({str(path)!r}){rows}"
+            return (
+                "was written by save_to_disk",
+                f'Write Parquet: {load}.to_parquet("rows.parquet")',
+            )
+    return "holds no *.parquet and no *.jsonl; folders inside it are not searched", ""
 
 
 def _problem_of_format(path: Path, head: bytes) -> tuple[str, str] | None:

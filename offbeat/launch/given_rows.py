@@ -224,10 +224,13 @@ def _rows_of_pandas(argument: str, frame: Any) -> Iterable[Any]:  # noqa: ANN401
         twice = frame.columns[frame.columns.duplicated()][0]
         problem, fix = "a row can hold only one of them", "Rename or drop the others"
         raise BadRows(f"{argument}: several columns are called {twice!r}", problem, fix)
-    if index := [name for name in frame.index.names if name is not None]:
+    named = [f"is called {name!r}" for name in frame.index.names if name is not None]
+    if len(frame) and frame.index.dtype.kind not in "iu":  # numbers only count the rows
+        named.append(f"holds {shorten(frame.index[0])}")
+    if named:
         problem = "a reward would not see it"
         fix = "Make it a column with frame.reset_index(), or drop it with reset_index(drop=True)"
-        raise BadRows(f"{argument}: the index is called {index[0]!r}", problem, fix)
+        raise BadRows(f"{argument}: the index {named[0]}", problem, fix)
     return frame.to_dict("records")
 
 

@@ -19,6 +19,7 @@ from offbeat.environments.inputs import eval_key
 from offbeat.environments.media_prompts import find_media
 from offbeat.environments.prompt_files import FilePrompts
 from offbeat.environments.protocol import EncodedPrompt, Environment
+from offbeat.environments.text import begun_answer
 from offbeat.environments.tokenizer import load_tokenizer
 from offbeat.messages.failures import OffbeatError
 from offbeat.messages.finding import Finding, error, ok, warning
@@ -115,6 +116,7 @@ class _Measured:
     cut_short: list[int] = field(default_factory=list[int])  # no room for max_new_tokens
     lossy: list[int] = field(default_factory=list[int])
     begun_twice: list[int] = field(default_factory=list[int])
+    begun_answers: list[int] = field(default_factory=list[int])
     beyond: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])  # with the token
     with_media_token: list[tuple[int, str]] = field(default_factory=list[tuple[int, str]])
     refused: Refusals = field(default_factory=Refusals)
@@ -183,6 +185,9 @@ def _longest(config: RunConfig, key: str, prompts: FilePrompts, texts: _Texts) -
         seen.rows, seen.longest = seen.rows + 1, max(seen.longest, len(tokens))
         seen.beyond += [(prompt.row, id_) for id_ in tokens if id_ >= texts.vocabulary][:1]
         seen.begun_twice += [prompt.row] if [*tokens[:2]] == [texts.first] * 2 else []
+        # Most rows of a data set for supervised fine-tuning end with the whole answer.
+        if config.environment.name == "function" and begun_answer(prompt.data):
+            seen.begun_answers.append(prompt.row)
         # A demonstration includes its response.
         new = config.generator.sampling.max_new_tokens if least else 0
         seen.compare_length(prompt.row, limit, len(tokens), least=least, most=new)
@@ -256,6 +261,13 @@ def _token_findings(seen: _Measured, texts: _Texts, summary: str) -> Iterator[Fi
             "Resize the embeddings of the model to its tokenizer, or remove the text from the rows."
         )
         yield error("prompts", message, fix)
+    if begun := seen.begun_answers:
+        message = (
+            f"{summary}: {len(begun)} end with a message of the assistant, which the model "
+            f"continues; the first is row {begun[0]}"
+        )
+        fix = "If it is the whole answer, remove it: the model would see it. Otherwise leave it."
+        yield warning("prompts", message, fix)
     if twice := seen.begun_twice:
         message = (
             f"{summary}: {len(twice)} begin with two tokens {texts.first}, which begins a text; the "

@@ -257,6 +257,12 @@ def test_a_run_directory_is_no_uri(run_dir: str) -> None:
     assert not messages({"run_dir": "/runs/s3:/{name}"})
 
 
+@pytest.mark.parametrize("run_dir", ["$SCRATCH/runs/{name}", "runs/$USER", "${HOME}/runs"])
+def test_a_run_dir_with_a_variable_of_a_shell_is_refused(run_dir: str) -> None:
+    assert "which only a shell fills in" in only({"run_dir": run_dir})
+    assert not messages({"run_dir": "runs/5$/{name}"})
+
+
 @pytest.mark.parametrize("run_dir", ["runs/{seed}", "runs/{name", "{}"])
 def test_only_the_name_is_filled_into_the_run_directory(run_dir: str) -> None:
     assert "Only {name} is filled in" in only({"run_dir": run_dir})

@@ -54,6 +54,45 @@ def test_a_whole_number_may_be_written_with_an_exponent() -> None:
     assert load_recipe(QUICKSTART, ["steps=1e3"]).config.steps == 1000
 
 
+@pytest.mark.parametrize("text", ["16", "+16", "016", "0x10", "0b10000", "1_6", "'16'", "16.0"])
+def test_a_leading_zero_does_not_change_a_number(write: Write, text: str) -> None:
+    assert load_recipe(write(f"{SMALL}groups_per_step: {text}")).config.groups_per_step == 16
+
+
+def test_a_time_or_a_number_with_a_leading_zero_is_text_in_free_options(write: Write) -> None:
+    options = "{at: 12:30, of: 010, zip: 08540, half: 1:30.5, low: -1, high: 1_000, share: .5}"
+    config = load_recipe(write(f"{SMALL}environment: {{options: {options}}}")).config
+    assert config.environment.options == {
+        "at": "12:30",
+        "of": "010",
+        "zip": "08540",
+        "half": "1:30.5",
+        "low": -1,
+        "high": 1000,
+        "share": 0.5,
+    }
+
+
+def test_a_time_is_no_number_of_groups(write: Write) -> None:
+    with pytest.raises(ConfigError, match=r"groups_per_step = '1:30': has to be: integer"):
+        load_recipe(write(f"{SMALL}groups_per_step: 1:30"))
+
+
+@pytest.mark.parametrize("key", ["trainer.optimizer.learning_rate", "sampler.max_staleness"])
+def test_a_key_with_dots_in_a_recipe_is_refused_with_its_nested_form(
+    write: Write, key: str
+) -> None:
+    first, *_, last = key.split(".")
+    with pytest.raises(ConfigError, match=rf"{key} = 1: .* no dots(.|\n)*{first}: {{.*{last}: "):
+        load_recipe(write(f"{SMALL}name: r\n{key}: 1"))
+
+
+def test_a_merge_key_is_refused_for_what_it_is(write: Write) -> None:
+    text = f"{SMALL}trainer: &t {{threads: 2}}\nalgorithm: {{<<: *t}}"
+    with pytest.raises(ConfigError, match=r"merge key(.|\n)*extends"):
+        load_recipe(write(text))
+
+
 @pytest.mark.parametrize("text", ["007", "no", "2026-01-01", "1e5", "12"])
 def test_text_is_taken_as_it_is_written(text: str) -> None:
     assert load_recipe(QUICKSTART, [f"name={text}"]).config.name == text

@@ -133,6 +133,17 @@ def test_a_directory_of_nothing_but_folders_is_refused_with_what_it_should_hold(
         FilePrompts(prompt_files(str(tmp_path)), shuffle=False, seed=0, epochs=None)
 
 
+@pytest.mark.parametrize(
+    ("name", "rows"), [("state.json", ""), ("dataset_dict.json", r"\[SPLIT\]")]
+)
+def test_a_folder_that_datasets_wrote_is_named_with_the_call_that_makes_parquet(
+    tmp_path: Path, name: str, rows: str
+) -> None:
+    (tmp_path / name).write_text("{}")
+    with pytest.raises(PromptFileError, match=rf"save_to_disk\. .*\('.*'\){rows}\.to_parquet\("):
+        FilePrompts(prompt_files(str(tmp_path)), shuffle=False, seed=0, epochs=None)
+
+
 def test_a_parquet_file_gives_the_prompts_that_the_same_rows_give_as_json(tmp_path: Path) -> None:
     rows = [{"prompt": f"{n}+1=", "answer": n + 1, "level": n / 2} for n in range(9)]
     as_json = jsonl(tmp_path, "\n".join(map(json.dumps, rows)))
@@ -210,12 +221,16 @@ def test_a_column_that_is_not_there_is_named_with_those_that_are(tmp_path: Path)
         prompts(lines, columns=columns)
 
 
+TWICE = pa.StructArray.from_arrays([pa.array([1]), pa.array([2])], names=["a", "a"])
+
+
 @pytest.mark.parametrize(
     ("columns", "problem"),
     [
         ({"text": ["a"]}, r"parquet:1: .*neither of 'prompt' and 'messages' \(keys: text\)"),
         ({"prompt": ["a", None]}, r"parquet:2: .*neither of 'prompt' and 'messages'"),
-        ({"prompt": ["a"], "x": [float("nan")]}, "parquet:1: holds a number that is not finite"),
+        ({"prompt": ["a"], "x": [float("nan")]}, "parquet:1: 'x' holds a number .* not finite"),
+        ({"prompt": ["a"], "x": TWICE}, "not a readable Parquet file: .*duplicate field names"),
         ({"prompt": ["a"], "blob": [b"png"]}, r"'blob' of type binary, .* needed in data\.columns"),
         ({"prompt": ["a"], "when": [[date(2020, 1, 1)]]}, "column 'when' of type list"),
         ({"prompt": pa.array([], pa.string())}, "holds no rows"),
@@ -299,6 +314,7 @@ def test_a_dotted_name_that_reaches_nothing_is_named(tmp_path: Path) -> None:
         ("rows.parquet", b"version https://git-lfs.github.com/spec/v1\n", "is a Git LFS pointer"),
         ("rows.jsonl", b"<html>", "is HTML or XML"),
         ("rows.jsonl", b"ARROW1\0\0", "is an Arrow file"),
+        ("data.arrow", b"\xff\xff\xff\xff\xe8\0", "is a stream of Arrow"),
         ("rows.jsonl", '{"prompt": "a"}'.encode("utf-16"), r"is UTF-16 text\. Write it as UTF-8"),
         ("rows.jsonl", '{"prompt": "a"}'.encode("utf-16-le"), "is UTF-16 text"),
         ("rows.jsonl.gz", gzip.compress(b'{"prompt": "a"}'), r"compressed \(gzip\)\. .*: `gunzip rows"),

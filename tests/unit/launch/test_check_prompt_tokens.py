@@ -52,6 +52,20 @@ def test_rows_that_the_template_refuses_are_counted_and_hide_nothing(tmp_path: P
     assert [each.level for each in spared] == [Level.WARNING] * 2, "the run goes on without them"
 
 
+def test_rows_that_end_with_an_answer_are_counted_because_the_model_sees_it(
+    tmp_path: Path,
+) -> None:
+    asked = [{"role": "user", "content": "1+1="}]
+    answered = {"messages": [*asked, {"role": "assistant", "content": "2"}]}
+    rows = [{"messages": asked}, answered, answered]
+    lengths, begun = findings(tmp_path, "models/tiny-calculator", rows)
+    assert (lengths.level, begun.level) == (Level.OK, Level.WARNING)
+    assert "2 end with a message of the assistant, which the model continues" in begun.message
+    learn = {"name": "demonstrations"}
+    only = findings(tmp_path, "models/tiny-calculator", [answered], environment=learn)
+    assert [each.level for each in only] == [Level.OK]
+
+
 def test_a_text_that_begins_twice_is_a_warning(tmp_path: Path) -> None:
     model = tmp_path / "model"
     shutil.copytree("models/tiny-addition", model)

@@ -214,6 +214,7 @@ def test_a_missing_value_of_a_frame_is_named_and_the_fix_makes_it_none(tmp_path:
         (pd.DataFrame([["a", 1]]), "prompts[0]: the key 0 has the type int"),
         (pd.DataFrame([["a", 1]], columns=["prompt", "prompt"]), "called 'prompt'"),
         (pd.DataFrame({"prompt": ["a"]}, index=pd.Index([3], name="id")), "reset_index()"),
+        (pd.DataFrame({"prompt": ["a"]}, index=["q7"]), "the index holds 'q7'"),
     ],
 )
 def test_a_frame_with_more_than_its_columns_say_is_refused(
