@@ -50,9 +50,16 @@ _FUSED_NAMES: Final = {
 }
 """Names that PEFT 0.21 takes for experts in one tensor, by the pattern of the class's files. Dense
 layers and shared experts may have linear modules with these names."""
-_MAMBA_TYPES: Final = ("falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h")
-_MAMBA_NAMES: Final = frozenset({"out_proj"})
-"""Names that PEFT 0.21 refuses in these classes, because some kernels read the matrix itself."""
+_NAMES_BY_TYPE: Final = {
+    "falcon_h1": frozenset({"out_proj"}),
+    "falcon_mamba": frozenset({"out_proj", "dt_proj"}),
+    "jamba": frozenset({"dt_proj"}),
+    "mamba": frozenset({"out_proj", "dt_proj"}),
+    "mamba2": frozenset({"out_proj"}),
+    "nemotron_h": frozenset({"out_proj"}),
+}
+"""Names of modules whose matrix the class itself or its kernels read. An adapter on ``dt_proj``
+would do nothing. PEFT 0.21 refuses ``out_proj``."""
 
 
 class PeftMissing(PartPackageMissing):
@@ -284,9 +291,8 @@ def find_unsupported_modules(model: PreTrainedModel) -> list[str]:
 
 def _find_unsupported_names(model: PreTrainedModel) -> frozenset[str]:
     kind: str = model.config.model_type
-    if kind in _MAMBA_TYPES:
-        return _MAMBA_NAMES
-    return _FUSED_NAMES.get(_MODEL_TO_CONVERSION_PATTERN.get(kind, ""), frozenset())
+    fused = _FUSED_NAMES.get(_MODEL_TO_CONVERSION_PATTERN.get(kind, ""), frozenset())
+    return fused | _NAMES_BY_TYPE.get(kind, frozenset())
 
 
 def _last_part(path: str) -> str:

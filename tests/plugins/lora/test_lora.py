@@ -273,6 +273,8 @@ def test_a_router_that_answers_with_more_than_logits_gets_no_adapter(
         ("NemotronH", "out_proj"),
         ("FalconH1", "out_proj"),
         ("Mamba2", "out_proj"),
+        ("Jamba", "dt_proj"),
+        ("Mamba", "dt_proj"),
     ],
 )
 def test_modules_that_peft_cannot_adapt_get_no_adapter_and_are_refused_by_name(
@@ -287,6 +289,7 @@ def test_modules_that_peft_cannot_adapt_get_no_adapter_and_are_refused_by_name(
     )
     loaded = peft.get_peft_model_state_dict(adapted)
     trained = dict(trainer.iterate_weights())
+    assert not [name for name, each in trained.items() if not each.any()], "without a gradient"
     assert loaded.keys() == trained.keys()
     assert all(torch.equal(loaded[name], each) for name, each in trained.items())
     assert not [name for name in trained if f".{unsupported}." in name]
