@@ -84,20 +84,21 @@ from offbeat.environments.exits import contain_exits
 async def contain():
     contain_exits()
 
+together = threading.Barrier(20)
+
 def fail():
+    together.wait()
     raise ValueError("mine")
 
 first = threading.Thread(target=asyncio.run, args=[contain()])
 first.start()
 first.join()
-for _ in range(20):
-    later = threading.Thread(target=fail)
-    later.start()
-    same = later.ident == first.ident
-    later.join()
-    if same:
-        break
-print("alive", same)
+later = [threading.Thread(target=fail) for _ in range(together.parties)]
+for each in later:
+    each.start()
+for each in later:
+    each.join()
+print("alive", first.ident in {each.ident for each in later})
 """
 
 

@@ -38,6 +38,9 @@ class StoppedInOrderMoves(InOrderMoves):
     """A step may end early. What it leaves behind may have to be rolled out again."""
 
     discards = True
+    rounds_per_step = 3
+    """If a rewind undoes a step that went short, groups of later steps can fill the room. The step
+    then gets each prompt that it lacks only after it has claimed a group that was ready."""
 
     def after_admission(self) -> None:
         """Since a rewind, a step that went short may want prompts that nobody waits for."""
