@@ -57,7 +57,7 @@ def train(tmp_path: Path) -> Callable[..., Any]:
         ({"changed_code": True}, "offbeat.train does not have it", "offbeat.resume"),
         ({"resume": True}, "unknown key", "`offbeat.resume(RUN)`"),
         ({"model": object()}, "model: it has the type object", "OWNER/NAME"),
-        ({"args": object()}, "args: it is not a recipe key", "write each setting as an argument"),
+        ({"args": object()}, "args: it is not a recipe key", "pass each setting as a separate argument"),
         ({"processing_class": object()}, "it is not a recipe key", "the tokenizer is the one"),
         ({"callbacks": [object()]}, "it is not a recipe key", "`run.metrics()`"),
         ({"peft_config": object()}, "it is not a recipe key", "`trainer.lora.rank`"),
