@@ -9,7 +9,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 from functools import partial
 from operator import methodcaller
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 import msgspec
 import structlog
@@ -167,7 +167,8 @@ class _WatchedRun:
         """Wait a moment for the status, which tells whether the run has begun."""
         if self._status is None:
             self._status = self.controller.ask(_read_status)
-        wait([self._status, self.controller.ended], _BEGUN_S, FIRST_COMPLETED)
+        either = cast("list[Future[Any]]", [self._status, self.controller.ended])
+        wait(either, _BEGUN_S, FIRST_COMPLETED)
         self._look()
 
     def _look(self) -> None:
