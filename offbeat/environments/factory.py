@@ -33,7 +33,7 @@ from offbeat.environments.inputs import (
     eval_key,
     source_digest,
 )
-from offbeat.environments.prompt_files import FilePrompts, prompt_files
+from offbeat.environments.prompt_files import FilePrompts, prompt_files, refuse_packed_files
 from offbeat.environments.prompts import (
     ArithmeticOptions,
     ArithmeticPrompts,
@@ -266,6 +266,7 @@ def _file_prompts(
     shuffle: bool,
 ) -> FilePrompts:
     files = prompt_files(path := str(source.path), began_with)
+    refuse_packed_files(path)
     check_one_split(config, path, files)
     prompts = FilePrompts(
         files,

@@ -88,6 +88,7 @@ _COMPRESSED: Final = {
     b"PK\x03\x04": ("zip", "unzip"),
 }
 """First bytes of compressed files, their formats, and the programs that unpack them."""
+_PACKED: Final = (".gz", ".bz2", ".xz", ".zst", ".zip")
 _OTHERS: Final = {
     b"version https://git-lfs": ("is a Git LFS pointer, not the file", "Run `git lfs pull`"),
     b"<": ("is HTML or XML, as an error page of a server is", "Download the file again"),
@@ -184,6 +185,20 @@ def prompt_files(path: str, commits: Mapping[str, str] = NO_COMMITS) -> list[Pat
     if "*" in whole.name and not whole.exists():
         return sorted(whole.parent.glob(whole.name)) or [whole]
     return sorted(whole.glob("*.parquet")) or sorted(whole.glob("*.jsonl")) or [whole]
+
+
+def refuse_packed_files(path: str) -> None:
+    """Check that a directory has no compressed prompt files, because they would be left out.
+
+    Raises:
+        PromptFileError: It has some.
+    """
+    for kind in ("jsonl", "parquet"):
+        for packed in sorted(Path(path).glob(f"*.{kind}.*")):
+            if packed.suffix in _PACKED:
+                problem = f"is compressed, so {path} would be read without it"
+                fix = f"Unpack it, or name the files, as in {path}/*.{kind}"
+                raise PromptFileError(str(packed), 0, problem, fix)
 
 
 def files_digest(files: Sequence[Path]) -> str:

@@ -48,6 +48,17 @@ def test_arithmetic_options_span_its_prompts() -> None:
     assert make_prompts(run_config({"options": {"low": 1, "high": 4}})).rows == 9
 
 
+def test_a_directory_with_compressed_prompts_is_not_read_without_them(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"prompt": "1+1="}\n')
+    config = run_config({"name": "function", "target": "m:f"}, {"path": str(tmp_path)})
+    assert make_prompts(config).rows == 1
+    (tmp_path / "b.jsonl.gz").write_bytes(b"\x1f\x8b")
+    with pytest.raises(PromptFileError, match=r"b\.jsonl\.gz: is compressed, .* read without it"):
+        make_prompts(config)
+    config = run_config({"name": "function", "target": "m:f"}, {"path": f"{tmp_path}/*.jsonl"})
+    assert make_prompts(config).rows == 1
+
+
 @pytest.mark.parametrize("options", [{"lo": 1}, {"low": "x"}, {"low": 5, "high": 5}])
 def test_options_that_do_not_fit_are_told(options: dict[str, Any]) -> None:
     with pytest.raises(BadEnvironment, match=r"environment\.options"):
