@@ -1,6 +1,6 @@
 """Batches many small calls between two actors into few remote calls.
 
-A remote call costs about a millisecond of CPU, whatever its size. A rollout of a small model costs
+A remote call costs about a millisecond of CPU, regardless of its size. A rollout of a small model costs
 less than that. So all requests of one turn of the event loop are sent in one ``exchange``, which
 returns all replies that are ready.
 

@@ -25,7 +25,7 @@ from offbeat.transfer_queue.schema import Columns
 COALESCED_BYTES: Final = 4 * 2**20
 """Size in bytes from which no further group is added to a reply.
 
-A reply is one object in Ray's store, which costs about 2 ms of CPU whatever its size. The object is
+A reply is one object in Ray's store, which costs about 2 ms of CPU regardless of its size. The object is
 freed with its last group, so a larger bound would hold memory of trained groups for longer.
 """
 

@@ -1,6 +1,6 @@
 """Inputs and outputs of a loss. Legend: N tokens, S sequences.
 
-Tokens are on one flat axis, whatever the shape of the microbatch. All tokens of a sequence are in
+Tokens are on one flat axis, regardless of the microbatch's shape. All tokens of a sequence are in
 the same call. A sequence is a sample, or one branch of a sample. Other branches of the sample may
 be in other calls. A branch counts for its share of the sample's tokens, so that the sample counts
 as one sample.

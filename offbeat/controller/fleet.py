@@ -55,7 +55,7 @@ class EnginePool:
         self._size += 1
 
     def reorder(self, member: EngineRecord, former_load: int) -> None:
-        """Move a member, whose load has changed, behind the others with the same load."""
+        """Move a member with a changed load behind the others with the same load."""
         self._leave(member, former_load)
         self._enter(member)
 
@@ -224,7 +224,7 @@ class Fleet:
     def probe_answered(self, state: EngineState) -> bool:
         """Process the reply to a probe. Return False if it came too late and changed nothing.
 
-        A new incarnation is STALE, whatever version it reports. A known incarnation is no longer
+        A new incarnation is STALE, regardless of the version it reports. A known incarnation is no longer
         SUSPECT if it still serves the version that it acked. Replies of a dead engine are ignored
         until ``restarting``. After that, only replies of a new incarnation count.
         """

@@ -222,7 +222,7 @@ class RetryPolicy:
     def _blame(self, task: RolloutTask, failure: Failure, incarnation: str) -> None:
         """Count the failure against the engine, unless another party is at fault.
 
-        Each failure is a strike, whatever its reason, because a live process that fails every
+        Each failure is a strike, regardless of its reason, because a live process that fails every
         request may still answer all probes. If a worker reported nothing within the deadline, it is
         unknown whether the engine is at fault, so the engine is probed.
         """

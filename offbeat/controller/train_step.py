@@ -181,7 +181,7 @@ class TrainStep:
         """Send the next call of the step as soon as few enough are unanswered. Keep the order.
 
         The call itself may last ``deadlines`` times ``trainer.step_deadline_s``. This returns only
-        once the call is sent. So no later call can overtake it, whatever the event loop runs next.
+        once the call is sent. So no later call can overtake it, regardless of what the event loop runs next.
         """
         state = self._state
         await state.waits.until(

@@ -23,7 +23,7 @@ class Waits(PendingWaits):
     """
 
     def __init__(self, journal: Journal, observer: Observer) -> None:
-        """Create the waits on the event loop whose clock times them."""
+        """Create the waits on the event loop that times them."""
         super().__init__()
         self._journal, self._observer = journal, observer
         self._clock = asyncio.get_running_loop().time

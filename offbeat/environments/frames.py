@@ -100,7 +100,7 @@ _MARK_BYTES: Final = _NUMBER_BYTES + 248
 
 
 class CallMark:
-    """Number of the call whose code the process executes at the moment, or 0 if none.
+    """Number of the call that the process executes at the moment, or 0 if none.
 
     Also holds the line of this code if the code blocks the event loop of the process. It is in
     shared memory, because a process that crashes or blocks cannot report anything.

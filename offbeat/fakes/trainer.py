@@ -76,7 +76,7 @@ class _OpenStep:
 
 
 class StubTrainer(TrainerBackend):
-    """Trainer whose weights are only sixteen bytes: its digest."""
+    """Trainer with weights of only sixteen bytes: its digest."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Generator of a run without engines, whose groups come from rows of a file.
+"""Generator of a run without engines. Its groups come from rows of a file.
 
 The controller is the same as in other runs. It dispatches groups to a generator, and requires that
 every version of the weights is served. Here the only generator is always healthy and serves every

@@ -120,7 +120,7 @@ class _RayRuntime:
 
 @dataclass(frozen=True, slots=True)
 class _WatchedRun:
-    """A run whose actors exist, and the work that its driver does twice per second."""
+    """A run with existing actors, and the work that its driver does twice per second."""
 
     spec: RunSpec
     opened: OpenedRun

@@ -30,7 +30,7 @@ _NOT_BEGUN: Final = ("starting", "aborted", "failed")
 
 
 class OpenedRun(NamedTuple):
-    """A run whose directory is locked."""
+    """A run with a locked directory."""
 
     run_id: str
     directory: Path

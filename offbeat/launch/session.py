@@ -217,7 +217,7 @@ class Runtime:
     """
 
     stop: Callable[[], object] = lambda: None
-    """Ends whatever ``start`` has started. Does nothing after ``run``."""
+    """Ends everything that ``start`` has started. Does nothing after ``run``."""
 
 
 @dataclass(frozen=True, slots=True)

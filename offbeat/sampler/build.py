@@ -114,7 +114,7 @@ def _check_names(config: CustomSamplerConfig, policy: object, groups_per_step: i
 
 
 def _misspelt(policy: object) -> Iterator[tuple[str, str]]:
-    """Yield each public member whose name resembles a protocol member, and that protocol member."""
+    """Yield each public member with a name like a protocol member, and that protocol member."""
     public = {name for name in dir(policy) if not name.startswith("_")}
     for name in sorted(public - {*METHODS, BOUND}):
         is_method = callable(getattr(type(policy), name, None))

@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 MOST_ROWS: Final = 64
-"""Maximum rows of a step. A sink may lag by thousands of steps, whose rows are in memory."""
+"""Maximum rows of a step. A sink may lag by thousands of steps, and their rows stay in memory."""
 BINS: Final = 32
 
 

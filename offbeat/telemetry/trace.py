@@ -170,7 +170,7 @@ class TraceJson:
         return incarnation, began_unix_s
 
     def append(self, events: Sequence[bytes]) -> None:
-        """Write encoded events. If that fails, a later call removes whatever was written of them.
+        """Write encoded events. If that fails, a later call removes the part of them that was written.
 
         Raises:
             OSError: The write failed.

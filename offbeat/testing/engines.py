@@ -34,7 +34,7 @@ def prove_engine(
     with the canary of different weights. Each token's logprob is compared with a plain forward pass
     under the weights of the token's version. The proof also tests seeds, stop tokens, cancelled
     requests and requests that are open while a release fails. Then end ids are tested with a second
-    engine, whose copy of the model has many end ids.
+    engine, which has a copy of the model with many end ids.
 
     A step that never returns is reported after the deadline. Its thread, and therefore the process,
     stays alive, because nothing in a process can end a thread. A server that blocks its event loop

@@ -1,4 +1,4 @@
-"""Trainer port of an evaluation, whose engines serve the weights of the model files."""
+"""Trainer port of an evaluation. Its engines serve the weights of the model files."""
 
 import asyncio
 from typing import NoReturn

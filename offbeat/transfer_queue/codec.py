@@ -76,7 +76,7 @@ _decoder: Final = msgspec.msgpack.Decoder(_Header)
 def pack(columns: Columns, memory: Bytes | None = None) -> Bytes:
     """Pack columns [rows] to bytes [nbytes]: in ``memory`` if they fit, else in new memory.
 
-    Each column is written without gaps, whatever its strides in memory.
+    Each column is written without gaps, regardless of its strides in memory.
 
     Raises:
         SchemaError: A column has several axes, or an element type that the format lacks.

@@ -75,7 +75,7 @@ class EagerGroups:
         self._groups, self._limit_s = groups, limit_s
 
     def group(self, place: GroupAddress) -> Any:  # noqa: ANN401 -- a backend of torch
-        """Return a group whose ranks are connected.
+        """Return a group of connected ranks.
 
         Raises:
             BrokenLink: The other rank has not connected in time.

@@ -39,7 +39,7 @@ class SampleTable:
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """A step whose samples are to be shown."""
+    """A step with samples to show."""
 
     step: int
     version: int

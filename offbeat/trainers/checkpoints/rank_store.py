@@ -200,7 +200,7 @@ class MirroredCheckpoints:
     """Checkpoint store of one rank, mirrored to the driver's run directory."""
 
     def __init__(self, store: RankCheckpoints, root: Path, files: Files) -> None:
-        """Mirror ``store``, whose checkpoints are in ``root`` on this machine."""
+        """Mirror ``store``. Its checkpoints are in ``root`` on this machine."""
         self._store, self._root, self._files = store, root, files
 
     def save(self, version: int, weights_digest: str, nbytes: int, write: Write) -> int:

@@ -319,7 +319,7 @@ def rank_mesh(device: str, ranks: int, tensor: int, timeout_s: float) -> RankMes
         ranks: Number of ranks, a multiple of ``tensor``.
         tensor: Number of tensor-parallel ranks of a replica.
         timeout_s: How long a collective along an axis waits for a rank. Without it, torch would use
-            half an hour, whatever the world's timeout.
+            half an hour, regardless of the world's timeout.
     """
     if tensor == 1:
         return RankMesh(init_device_mesh(_kind(device), (ranks,)))
