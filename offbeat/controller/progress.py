@@ -152,11 +152,13 @@ class Progress:
         )
 
     def _waiting_for(self) -> str:
-        """Describe the run's wait. A train pump without engines waits for an engine's start."""
+        """Describe the run's wait. A train pump waits for lost engines, or workers, to start."""
         state = self._state
         train = state.waits.describe_wait(Pump.TRAIN)
         if train and not state.fleet.is_serving:
             train = state.waits.oldest(Component.ENGINE) or train
+        elif train and len(state.costs.lost_workers) >= state.config.environment.workers:
+            train = f"a new process of {min(state.costs.lost_workers)} (all workers are lost)"
         return state.outage.describe() or train or state.waits.oldest()
 
     def summary(
