@@ -152,11 +152,13 @@ class Progress:
         )
 
     def _waiting_for(self) -> str:
-        """Describe what the run waits for. If no engine serves, that is the start of an engine."""
+        """Describe what the run waits for: with no engine or no worker, for the start of one."""
         state = self._state
         train = state.waits.describe_wait(Pump.TRAIN)
         if train and not state.fleet.is_serving:
             train = state.waits.oldest(Component.ENGINE) or train
+        elif train and len(state.costs.lost_workers) >= state.config.environment.workers:
+            train = f"a new process of {min(state.costs.lost_workers)} (all workers are lost)"
         return state.outage.describe() or train or state.waits.oldest()
 
     def summary(

@@ -6,6 +6,8 @@ from offbeat.controller.run_stats import RunStats, summarize
 from offbeat.controller.state import RunState
 from offbeat.messages.failures import Component
 from offbeat.telemetry.summary import Summary
+from tests.support.fakes import FakeRollouts
+from tests.support.scenarios import play, use_rollouts
 from tests.support.virtual_time import run
 from tests.support.world import World
 
@@ -67,3 +69,20 @@ def test_the_workers_of_a_resumed_run_are_new_and_none_of_them_is_lost() -> None
     summary = summary_of(OPENED, joined("a"), WorkerLost(WORKER, "killed"), RESUMED, joined("b"))
     found = summary.worker_losses, summary.worker_restarts, summary.workers_lost
     assert found == (1, 0, [])
+
+
+def test_the_status_names_a_worker_while_all_workers_are_lost() -> None:
+    world, seen = World({"environment": {"workers": 2}, "steps": 1}), list[str]()
+    use_rollouts(world, FakeRollouts(world.generators, rollout_s=60.0))
+    status = lambda: seen.append(world.built.progress.status().waiting_for)  # noqa: E731
+    play(
+        world,
+        (10.0, lambda: world.built.state.worker_lost(WORKER, "killed")),
+        (11.0, status),
+        (12.0, lambda: world.built.state.worker_lost("environment-1", "killed")),
+        (13.0, status),
+        (14.0, lambda: world.built.state.joined(Component.WORKER, WORKER, "b")),
+        (15.0, status),
+    )
+    ready = "ready groups (train pump)"
+    assert seen == [ready, "a new process of environment-0 (all workers are lost)", ready]
