@@ -23,6 +23,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import KW_ONLY, dataclass
+from enum import EnumMeta
 from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
@@ -327,10 +328,19 @@ class _OnlyMetadata(pickle.Unpickler):
     """Unpickler that accepts only the classes of the table of contents."""
 
     def find_class(self, module_name: str, global_name: str, /) -> Any:  # noqa: ANN401 -- as overridden
+        if (module_name, global_name) == ("builtins", "getattr"):
+            return _find_member
         allowed = _MODULES.get(module_name)
         if allowed is None or global_name not in allowed:
             raise pickle.UnpicklingError(f"{module_name}.{global_name} does not belong in it")
         return super().find_class(module_name, global_name)
+
+
+def _find_member(owner: object, name: str) -> object:
+    """Return a member of an enum: Python 3.11.2 pickles it as a call of ``getattr``."""
+    if not isinstance(owner, EnumMeta):
+        raise pickle.UnpicklingError(f"an attribute of {owner!r} does not belong in it")
+    return owner[name]
 
 
 _MODULES: Final = {

@@ -2,7 +2,9 @@
 
 import os
 import pickle
+from enum import Enum
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -84,6 +86,30 @@ def test_nothing_is_executed_when_the_table_of_contents_is_read(tmp_path: Path) 
     with pytest.raises(OSError, match=r"posix\.mkdir does not belong in it"):
         read_saved_names(tmp_path)
     assert not trapped.exists()
+
+
+class PicklerOfPython3112(pickle.Pickler):
+    """Pickles members of enums as the first releases of Python 3.11 do."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        return (getattr, (type(obj), obj.name)) if isinstance(obj, Enum) else NotImplemented
+
+
+def test_a_checkpoint_that_an_early_python_3_11_wrote_is_read(tmp_path: Path) -> None:
+    save_shards({"a": torch.arange(6.0)}, tmp_path, SingleRank())
+    contents = pickle.loads((tmp_path / METADATA).read_bytes())  # noqa: S301 - just written
+    with (tmp_path / METADATA).open("wb") as stream:
+        PicklerOfPython3112(stream).dump(contents)
+    assert b"getattr" in (tmp_path / METADATA).read_bytes()
+    again = {"a": torch.zeros(6)}
+    load_shards(again, tmp_path, SingleRank())
+    assert torch.equal(again["a"], torch.arange(6.0))
+
+
+def test_an_attribute_of_anything_but_an_enum_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / METADATA).write_bytes(b"cbuiltins\ngetattr\n(ctorch\nSize\nV__class__\ntR.")
+    with pytest.raises(OSError, match=r"an attribute of <class 'torch\.Size'> does not belong"):
+        read_saved_names(tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["path", "link"])
